@@ -21,7 +21,7 @@ from tests.cases import some
 from tests.elsewhere import DEVICE, Device, Elsewhere, moved
 from tests.test_networks import Own
 from tests.test_trained import item
-from tests.test_waiting import NETWORKS, inputs_of
+from tests.test_waiting import NAMES, prepared
 
 CARDS = trained_cards()
 
@@ -71,10 +71,10 @@ def test_graphs_that_were_used_before_they_move():
     assert relative_error(found.here.detach(), expected) < 1e-4
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", NAMES)
 def test_networks(name):
-    network = NETWORKS[name]().eval()
-    check_alike(network, inputs_of(network)[0])
+    network, (data, *_) = prepared(name)
+    check_alike(network, data)
 
 
 @pytest.mark.parametrize("name", some(sorted(set(CARDS) - {"springs"}), ["rot-mnist-p4", "rot-mnist-r4", "qm9-homo-o"]))

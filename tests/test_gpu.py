@@ -1,7 +1,5 @@
 """Networks on a GPU: the same outputs and gradients as on the CPU, the same guarantees, and steps in a CUDA graph."""
 
-import copy
-
 import pytest
 import torch
 from torch_geometric.data import Batch
@@ -12,7 +10,7 @@ from lieattn.io import trained_cards
 from lieattn.ops import backend
 from lieattn.testing import relative_error
 from tests.test_trained import item
-from tests.test_waiting import NETWORKS, inputs_of, step_of
+from tests.test_waiting import NAMES, prepared, step_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 CARDS = trained_cards()
@@ -43,28 +41,25 @@ def test_a_trained_network_keeps_what_it_promises(name):
     assert certificate.verdict == "kept", str(certificate)
 
 
-def results(network, device):
+def results(name, device):
     """Return the output of a network and the gradients of its parameters."""
-    network = copy.deepcopy(network).to(device)
-    out = network(*inputs_of(network, device, torch.float64))
+    network, given = prepared(name, device, torch.float64)
+    out = network(*given)
     weights = [weight for weight in network.parameters() if weight.requires_grad]
     factors = torch.linspace(-1, 2, out.numel(), dtype=out.dtype, device=device).view_as(out)
     grads = torch.autograd.grad((factors * out).sum(), weights, allow_unused=True)
     return [out.detach(), *(grad for grad in grads if grad is not None)]
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", NAMES)
 def test_outputs_and_gradients_are_those_of_the_cpu(name):
-    network = NETWORKS[name]().double().eval()
-    for weight in network.parameters():
-        torch.nn.init.normal_(weight, std=0.3)
     with backend("plain"):
-        expected = results(network, "cpu")
-    for found, wanted in zip(results(network, "cuda"), expected, strict=True):
+        expected = results(name, "cpu")
+    for found, wanted in zip(results(name, "cuda"), expected, strict=True):
         assert relative_error(found.cpu(), wanted) < 1e-9
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_step_is_captured_in_a_cuda_graph(name):
     """Replaying the graph computes the step again, with new parameters."""
     step, network = step_of(name, "cuda")

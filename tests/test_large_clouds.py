@@ -45,7 +45,7 @@ from lieattn.models.lie import _networks
 from lieattn.nn import LieBlock, LieSelfAttention, VectorHead
 from lieattn.ops import backend
 from lieattn.testing import randomize
-from tests.cases import refuses, short_training
+from tests.cases import of_edges, refuses, short_training
 from tests.test_train import config, write
 
 
@@ -255,10 +255,6 @@ def test_edges_of_pieces_keep_their_coordinates_and_measure(kind):
     else:
         graph = lift(pos, cyclic(4), Radius(1.5))
         graph = graph.with_relative(graph.relative.bounded())
-
-    def of_edges(graph):
-        relative, row = graph.relative, graph.relative.row
-        return relative.coordinates if row is None else relative.coordinates[row]
 
     for piece in pieces(graph, 5):
         edges = torch.isin(graph.neighbors.target, piece.points[piece.own])

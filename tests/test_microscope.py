@@ -490,6 +490,7 @@ def test_views_of_clouds_in_space(spatial, view):
     figure.canvas.draw()
     texts = [*figure.texts, *(text for axes in figure.axes for text in (axes.title, *axes.texts))]
     boxes = [text.get_window_extent() for text in texts if text.get_text()]
+    assert boxes
     assert all(box.x0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1 for box in boxes)
 
 
@@ -503,6 +504,7 @@ def test_rotations_that_are_not_in_the_group_are_named(tmp_path, monkeypatch):
         figure.set_dpi(90)  # of animations
         figure.canvas.draw()
         boxes = [text.get_window_extent() for text in figure.texts if text.get_text()]
+        assert boxes
         assert all(box.x0 >= 0 and box.x1 <= figure.bbox.x1 for box in boxes)
     assert len(figures) == 2
 

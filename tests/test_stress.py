@@ -138,19 +138,6 @@ def virials(network, data, step=1e-5):
     return numeric
 
 
-def test_lennard_jones_is_that_of_ase():
-    ase = pytest.importorskip("ase")
-    lj = pytest.importorskip("ase.calculators.lj")
-    crystals = argon(3)
-    found = stressed(LennardJones())(Batch.from_data_list(crystals))
-    for number, data in enumerate(crystals):
-        atoms = ase.Atoms("Ar4", positions=data.pos.numpy(), cell=data.cell[0].numpy(), pbc=True)
-        atoms.calc = lj.LennardJones(epsilon=0.0104, sigma=3.4, rc=LennardJones.radius)
-        stress = atoms.get_stress(voigt=False)
-        np.testing.assert_allclose(found.stress[number].numpy(), stress, atol=1e-12)
-        np.testing.assert_allclose(found.virial[number].numpy(), -atoms.get_volume() * stress, atol=1e-10)
-
-
 def test_stress_does_not_depend_on_the_order_of_the_cell_vectors():
     """Volumes of left-handed cells are positive too."""
     (data,) = argon(1)

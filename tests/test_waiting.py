@@ -14,6 +14,7 @@ from lieattn.geometry import Radius, point_clouds
 from lieattn.groups import tetrahedral
 from lieattn.models import LieTransformer, Species
 from lieattn.ops import backend
+from lieattn.testing import randomize
 from tests.test_networks import made, molecules
 
 NAMES = (
@@ -42,23 +43,23 @@ class Waits(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def prepared(name, device="cpu"):
-    """Return a network, and a batch with prepared geometry or images, which need none, in float32."""
+def prepared(name, device="cpu", dtype=torch.float32):
+    """Return a network, and a batch with prepared geometry or images, which need none."""
     if name == "species":
         options = {"channels": 4, "layers": 1, "heads": 2, "neighborhood": Radius(2.0)}
-        network, clouds = LieTransformer(Species(), 1, frames=tetrahedral(), **options), molecules()
+        network, clouds = randomize(LieTransformer(Species(), 1, frames=tetrahedral(), **options)), molecules()
     else:
         network, clouds = copy.deepcopy(made(name))
-    network = network.to(device)
+    network = network.to(device, dtype)
     if isinstance(clouds, torch.Tensor):
-        return network, (clouds.to(device),)
+        return network, (clouds.to(device, dtype),)
     batch = Batch.from_data_list(clouds).to(device)
-    batch.apply(lambda value: value.float() if value.is_floating_point() else value)
+    batch.apply(lambda value: value.to(dtype) if value.is_floating_point() else value)
     return network, (batch, network.geometry(batch))
 
 
 def step_of(name, device="cpu"):
-    """Return a training step on prepared geometry."""
+    """Return a training step on prepared geometry, and its network."""
     network, given = prepared(name, device)
     network.train()
 
@@ -66,13 +67,13 @@ def step_of(name, device="cpu"):
         network.zero_grad()
         network(*given).square().mean().backward()
 
-    return step
+    return step, network
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_step_looks_at_numbers(name, monkeypatch):
     with backend("plain"):
-        step = step_of(name)
+        step, _ = step_of(name)
         with Waits() as looking:
             step()
         monkeypatch.setattr("lieattn._core.checks._LOOKED_AT", ())  # as on a GPU
@@ -101,7 +102,7 @@ def test_points_are_counted_without_looking_at_numbers(monkeypatch):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", NAMES)
 def test_no_step_waits_for_a_gpu(name):
-    step = step_of(name, "cuda")
+    step, _ = step_of(name, "cuda")
     step()  # compiles the kernels, and moves tables to the GPU
     try:
         with warnings.catch_warnings(action="ignore"):  # torch says that the mode is a prototype

@@ -64,27 +64,27 @@ MOST_LINES = 500
 # What each part may cost: lines, files and public names. A change that needs more raises a number here, in the same
 # diff, where a reviewer sees it; a change that takes something out lowers it.
 BUDGETS = {
-    "_core": (1486, 14, 0),
+    "_core": (1494, 14, 0),
     "ase": (379, 1, 0),
     "bench": (1443, 6, 3),
     "certify": (2969, 10, 8),
-    "cli": (2553, 10, 3),
+    "cli": (2558, 10, 3),
     "compare": (1724, 7, 16),
-    "geometry": (4646, 16, 43),
+    "geometry": (4655, 16, 43),
     "groups": (2106, 8, 35),
     "io": (1038, 6, 26),
     "models": (8732, 43, 71),
     "nn": (6241, 20, 77),
     "ops": (10658, 47, 32),
     "reps": (802, 4, 15),
-    "spaces": (390, 2, 5),
+    "spaces": (394, 2, 5),
     "testing": (618, 3, 10),
     "torchsim": (95, 1, 0),
     "train": (3135, 11, 32),
     "transforms": (445, 1, 0),
     "viz": (2823, 10, 13),
-    "datasets": (8779, 30, 80),
-    "tests": (54159, 148, 0),
+    "datasets": (8788, 30, 80),
+    "tests": (54190, 148, 0),
     "examples": (3326, 32, 0),
 }
 ROOMS = frozenset({"__init__.py", "__main__.py", "ase.py", "torchsim.py", "transforms.py"})  # beside the packages

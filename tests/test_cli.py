@@ -356,8 +356,15 @@ def test_cores_are_those_of_this_process(monkeypatch):
     assert usable_cores() == 64
 
 
+def test_the_best_validation_is_told(home, capsys):
+    assert main(["fit", "--config=run.yaml"]) == 0
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert re.fullmatch(r"best validation: val/accuracy [\d.]+, kept in runs/checkpoints/best\.ckpt", told)
+
+
 def test_a_run_without_a_validation_has_a_last_checkpoint_only(home, capsys):
     assert main(["fit", "--config=run.yaml", "--data.val=null"]) == 0
+    assert "best" not in capsys.readouterr().err
     assert main(["test", "--config=run.yaml", "--ckpt_path=best"]) == 2
     assert "best.ckpt; its folder has last.ckpt\n" in capsys.readouterr().err
 

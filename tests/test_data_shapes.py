@@ -4,6 +4,7 @@ import codecs
 import math
 import sys
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -681,7 +682,10 @@ class TestScans:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"labels": ["u", "v"]}, r"0\.ply: expected a column label of integers in 0 \.\. 1, got another or none"),
+            (
+                {"labels": ["u", "v"]},
+                r"0\.ply: expected a column label of integers in 0 \.\. 1, got numbers in 0 \.\. 2",
+            ),
             ({"labels": []}, "labels: expected at least one class of points, got an empty list"),
             ({"points": 0}, "points: expected an integer of at least 1, got 0"),
             ({"columns": ["x", "y"]}, "columns: expected x, y and z, and others, got "),
@@ -691,6 +695,24 @@ class TestScans:
         self.write(tmp_path, scan_file("ply"), "ply", ["a/0"])
         with pytest.raises(ValueError, match=message):
             ld.MeshFolder(tmp_path, **{"points": 4, "shares": (1.0, 0.0), **options})
+
+    def test_splits_of_scans_without_classes(self, tmp_path):
+        """As of scenes whose points have labels. The names of splits are no classes."""
+        for split, count in (("train", 3), ("val", 1), ("test", 2)):
+            table = b"x y z scalar_Label\n" + b"".join(b"%d 0 %d %d\n" % (n, n % 3, n % 2) for n in range(20))
+            self.write(tmp_path, table, "xyz", [f"{split}/{number}" for number in range(count)])
+        parts = [ld.MeshFolder(tmp_path, s, points=4, labels=["floor", "wall"]) for s in ("train", "valid", "test")]
+        assert [[Path(file).parent.name for file in part.files] for part in parts] == [
+            ["train"] * 3,
+            ["val"],
+            ["test"] * 2,
+        ]
+        assert parts[0][0].y.shape == (4,)
+        with pytest.raises(ValueError, match=r"labels: expected those of the files or, in a list, .* got None"):
+            ld.MeshFolder(tmp_path, points=4)
+        (tmp_path / "train" / "0.xyz").write_bytes(b"x y z scalar_field\n0 0 0 1\n1 0 0 1\n")
+        with pytest.raises(ValueError, match=r"got none \(its name may also be class"):
+            ld.MeshFolder(tmp_path, points=4, labels=["floor", "wall"])
 
     def test_texts_beside_meshes_are_no_scans(self, tmp_path):
         self.write(tmp_path, b"Read me first.", "txt", ["a/0"])

@@ -33,6 +33,7 @@ from lieattn_datasets._shapes import Rotate, ShapePoints, Task, drawn
 from lieattn_datasets._splits import SPLITS, Split, frozen_stream, half_of, hold_out, progress, seeded, split_folders
 
 _COUNTS = {10: {"train": 3991, "test": 908}, 40: {"train": 9843, "test": 2468}}
+_NO_LABEL = "none (its name may also be class or classification, and begin with scalar_)"
 _RELEASES = {
     version: Release(
         dataset=f"ModelNet{version}",
@@ -55,11 +56,11 @@ class MeshFolder(ShapePoints):
     """Labeled triangle meshes or scans of a folder, as points on their surfaces, with normals.
 
     The folder contains ``CLASS/train/*`` and ``CLASS/test/*``, as ModelNet does, or ``train/CLASS/*`` and
-    ``test/CLASS/*``, and possibly ``val`` or ``valid``; or ``CLASS/*``, or only files, which a permutation splits with
-    the same share of every class. The formats OFF, OBJ, STL, PLY and GLB are supported. Points are sampled once per
-    mesh, uniformly by area, centered and scaled into the unit sphere. Normals are the normals of the faces. Many
-    meshes, including those of ModelNet, are not oriented consistently, so a loss on normals should not depend on their
-    sign.
+    ``test/CLASS/*`` (with ``labels`` also ``train/*`` and ``test/*``), and possibly ``val`` or ``valid``; or
+    ``CLASS/*``, or only files, which a permutation splits with the same share of every class. The formats OFF, OBJ,
+    STL, PLY and GLB are supported. Points are sampled once per mesh, uniformly by area, centered and scaled into the
+    unit sphere. Normals are the normals of the faces. Many meshes, including those of ModelNet, are not oriented
+    consistently, so a loss on normals should not depend on their sign.
 
     **Scans** are clouds of points without faces, in PLY, PCD (ascii or binary), XYZ or TXT files. Points are drawn from
     a cloud, without repetition if there are enough. Colors in [0, 1] and intensities, if all files have them, are the
@@ -145,6 +146,9 @@ class MeshFolder(ShapePoints):
             found = _list_shapes(place, stack, (*MESH_SUFFIXES, *SCAN_SUFFIXES, *([".txt"] if columns else [])))
             meshes = sorted(found, key=str)
             splits = split_folders(meshes)
+            classless = bool(splits) and all(len(path.parts) == 1 for path, _ in splits.values())
+            needed = "those of the files or, in a list, the classes of points, since files train/* are in no class"
+            require(parts or labels or not classless, "labels", needed, labels)
             given = bool(splits) or self._needs_split
             _check_layout(place, meshes, splits, labels is None)
             meshes = [*splits] if given else meshes
@@ -271,7 +275,8 @@ def _sample(
                 shape["pos"] = normalize_cloud(shape["pos"])
             labels = shape.get(LABEL, np.array([np.nan])) if classes else np.zeros(1)
             right = (labels == np.clip(np.rint(labels), 0, max(classes - 1, 0))).all()
-            require(right, name, f"a column label of integers in 0 .. {classes - 1}", "another or none")
+            got = f"numbers in {labels.min():g} .. {labels.max():g}" if LABEL in shape else _NO_LABEL
+            require(right, name, f"a column label of integers in 0 .. {classes - 1}", got)
             first = {*sampled[0]} - {LABEL} if sampled else {*shape} - {LABEL}
             expected = ", ".join(sorted(first - {"pos", "normal"})) or "no channels"
             found = ", ".join(sorted({*shape} - {"pos", "normal", LABEL})) or "none"

@@ -52,8 +52,12 @@ def half_of(split: str) -> str:
 def split_folders(files: Sequence[PurePosixPath]) -> dict[PurePosixPath, tuple[PurePosixPath, str]]:
     """Return the files ``CLASS/train/*`` or ``train/CLASS/*``: their paths without that folder, and their splits.
 
-    Capitals count only if all files are in such folders. The result is empty for other layouts.
+    The files ``train/*`` have splits without classes. Capitals count only if all files are in such folders. The result
+    is empty for other layouts.
     """
+    tops = {file.parts[0].lower() for file in files if len(file.parts) == 2}
+    if "train" in tops and tops <= FOLDERS.keys() and all(len(file.parts) == 2 for file in files):
+        return {file: (PurePosixPath(file.name), FOLDERS[file.parts[0].lower()]) for file in files}
     for place in (-2, -3):
         inside = {file: file.parts[place] for file in files if len(file.parts) > 2}
         found = {file: name for file, name in inside.items() if name.lower() in FOLDERS}

@@ -325,8 +325,16 @@ def check_arguments(of: Callable[..., Any], given: Mapping[str, Any]) -> None:
             raise ValueError(f"{argument}: expected a finite number, got {value}")
 
 
+def is_maker(value: object) -> bool:
+    """Return whether a value is a function that makes a group, such as ``cyclic``, in place of a group."""
+    made = getattr(value, "__annotations__", {}).get("return")
+    return not isinstance(value, type) and getattr(made, "__name__", made) == "FiniteGroup"
+
+
 def shown(value: object) -> str:
     """Return a value in messages: its ``repr`` if that is short, otherwise its type and the types of its entries."""
+    if is_maker(value):
+        return f"the function {value.__name__} itself: call it, {value.__name__}(...)"  # type: ignore[attr-defined]
     text = "" if isinstance(value, Tensor) else repr(value)
     if 0 < len(text) < _SHORT:
         return text
@@ -385,7 +393,7 @@ def _fits(value: object, hint: Any) -> bool:
     if allowed is int or allowed is float:
         return isinstance(value, Integral if allowed is int else Real) and not isinstance(value, bool)
     if allowed is abc.Callable or getattr(allowed, "_is_protocol", False):
-        return callable(value) and not isinstance(value, type)
+        return callable(value) and not isinstance(value, type) and not is_maker(value)
     if not _is_sequence(hint):
         return allowed is Any or not isinstance(allowed, type) or isinstance(value, allowed)
     if not isinstance(value, abc.Sequence) or isinstance(value, str | bytes):

@@ -226,6 +226,11 @@ class TrainingCommand(LightningCLI):
     def fit(self, **kwargs: Any) -> None:
         """Train, from the checkpoint if there is one."""
         self.trainer.fit(ckpt_path=self._paths[0] if self._paths else None, **kwargs)
+        best = next((one for one in self.trainer.checkpoint_callbacks if isinstance(one, _Best)), None)
+        if best is not None and best.best_model_score is not None:
+            path = Path(best.best_model_path)
+            shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+            _say(f"best validation: {best.monitor} {float(best.best_model_score):.4g}, kept in {shown}")
 
     def predict(self, model: Any, **_: Any) -> None:
         """Write classes to ``predictions.csv`` in the folder of the run, other targets to ``predictions_NAME.csv``.

@@ -10,7 +10,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lieattn._core.checks import check_count, check_is, check_length, check_neighborhood, check_size, check_tensor
+from lieattn._core.checks import (
+    check_count,
+    check_is,
+    check_length,
+    check_neighborhood,
+    check_size,
+    check_tensor,
+    is_maker,
+    shown,
+)
 from lieattn._core.contexts import without_autocast
 from lieattn.geometry._clouds import PointClouds, point_clouds, point_weights
 from lieattn.geometry._frames import (
@@ -212,8 +221,8 @@ def lift(
     clouds = point_clouds(points, batch=batch, ptr=ptr, mask=mask)
     if isinstance(frames, FiniteGroup):
         frames = FiniteFrames(frames)
-    if frames is not None and (isinstance(frames, type) or not callable(frames)):
-        raise TypeError(f"frames: expected a choice of frames such as PrincipalFrames(), got {frames!r}")
+    if frames is not None and (isinstance(frames, type) or not callable(frames) or is_maker(frames)):
+        raise TypeError(f"frames: expected a choice of frames such as PrincipalFrames(), got {shown(frames)}")
     space = natural_space(frames, clouds.pos.shape[1]) if space is None else space
     if not isinstance(space, HomogeneousSpace):
         raise TypeError(f"space: expected a homogeneous space such as Euclidean(SE(3)), got {space!r}")

@@ -151,7 +151,11 @@ class HomogeneousSpace:
         """
         check_tensor(argument, x, f"floating points of {self.name}")
         if x.shape[-1:] != (self.dim,):
-            raise ValueError(f"{argument}: expected points [*, {self.dim}] of {self.name}, got {tuple(x.shape)}")
+            found = f"got {tuple(x.shape)}"
+            if isinstance(self, Euclidean) and x.ndim and x.shape[-1] in (2, 3):
+                examples = "cyclic(4) or SE(2)" if x.shape[-1] == 2 else "octahedral() or SE(3)"
+                found += f": points with {x.shape[-1]} coordinates need a group such as {examples}"
+            raise ValueError(f"{argument}: expected points [*, {self.dim}] of {self.name}, {found}")
         infinite = ~torch.isfinite(x.detach()).all(-1)
         for fault, where in {"it is not finite": infinite, **checked_faults(self, x.detach(), 1)}.items():
             check_none(argument, where, f"is not a point of {self.name}: {fault}")

@@ -24,7 +24,7 @@ from lieattn.train import PointSetRegressor, load_network
 from lieattn_datasets import Standardize
 from tests.cases import short_training
 from tests.test_train import config, write
-from tests.test_waiting import NETWORKS, inputs_of
+from tests.test_waiting import NAMES, prepared
 
 on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 MAKERS = {
@@ -408,10 +408,9 @@ def test_arguments():
     assert Rescaled(captured, {"y": torch.ones(())}, {"y": torch.zeros(())}).kind == network.kind
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=on_gpu) for name in NETWORKS])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=on_gpu) for name in NAMES])
 def test_steps_on_a_gpu_are_the_usual_ones(name):
-    network = NETWORKS[name]().cuda()
-    given = inputs_of(network, "cuda")
+    network, given = prepared(name, "cuda")
     network, captured = without_dropout(network).train(), Captured(copy.deepcopy(network)).train()
     for number in range(4):
         data = given[0] * (1 + number) if isinstance(given[0], torch.Tensor) else given[0].clone()

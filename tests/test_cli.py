@@ -356,10 +356,16 @@ def test_cores_are_those_of_this_process(monkeypatch):
     assert usable_cores() == 64
 
 
-def test_the_best_validation_is_told(home, capsys):
+def test_the_best_validation_is_told_and_replaces_a_damaged_checkpoint(home, capsys):
     assert main(["fit", "--config=run.yaml"]) == 0
     told = capsys.readouterr().err.splitlines()[-1]
     assert re.fullmatch(r"best validation: val/accuracy [\d.]+, kept in runs/checkpoints/best\.ckpt", told)
+    last = Path("runs/checkpoints/last.ckpt")  # cut off, as by a full disk
+    last.write_bytes(last.read_bytes()[:1000])
+    assert main(["fit", "--config=run.yaml", "--ckpt_path=last"]) == 2
+    assert "last.ckpt is damaged" in (told := capsys.readouterr().err)
+    assert told.endswith("to continue from runs/checkpoints/best.ckpt, the best validation before: --ckpt_path best\n")
+    assert main(["fit", "--config=run.yaml", "--ckpt_path=best", "--trainer.max_epochs=2"]) == 0
 
 
 def test_a_run_without_a_validation_has_a_last_checkpoint_only(home, capsys):

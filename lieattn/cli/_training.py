@@ -170,7 +170,13 @@ class TrainingCommand(LightningCLI):
         if self._name == "predict" and settings.trainer.default_root_dir == _ROOT and len(self._paths) == 1:
             folder = Path(self._paths[0]).parent  # predictions stand with the run
             settings.trainer.default_root_dir = str(folder.parent if folder.name == "checkpoints" else _ROOT)
-        self._checkpoint = train.read_checkpoint(self._paths[0]) if self._paths else None
+        try:
+            self._checkpoint = train.read_checkpoint(self._paths[0]) if self._paths else None
+        except train.CheckpointError as error:
+            best = Path(self._paths[0]).with_name("best.ckpt")
+            if self._name == "fit" and best != Path(self._paths[0]) and best.is_file():
+                error.add_note(f"to continue from {best}, the best validation before: --ckpt_path best")
+            raise
         dumped = yaml.safe_load(self._parser(self.subcommand).dump(settings))
         # There is no model if the checkpoint describes its task.
         self._resolved = {key: dumped[key] for key in ("model", "data") if key in dumped}

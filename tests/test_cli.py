@@ -255,6 +255,7 @@ def test_faults_in_a_member_of_a_union_are_named(name, value, words):
         (["--data.train.fault", "pair"], ("of Clouds is a tuple, expected torch_geometric Data",)),
         (["--data.train", "Cluods"], ("data.train", "Cluods")),
         (["--data.train", "mydata.Cluods"], ("data.train", "module 'mydata' has no attribute 'Cluods'")),
+        (["--data.train=ImageFolder", "--data.train.root=none"], ("there is no folder 'none' of images",)),
         (["--last", "7"], ("last", "'7'")),
         (["--seed=3"], ("--seed=3",)),  # options have their full names
         (["--model.network.chanels=3"], ("model", "network", "'chanels'")),
@@ -273,6 +274,7 @@ def test_faults_of_users_are_one_message(home, capsys, options, words):
     assert main(["fit", "--config", "run.yaml", *options]) == 2
     told = capsys.readouterr().err.splitlines()[-1]
     assert told.startswith("lieattn fit: ")
+    assert "<class 'list'>" not in told
     assert all(word in told for word in words)
     assert len(told) < 700
 

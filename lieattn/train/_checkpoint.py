@@ -39,6 +39,7 @@ _ATTEMPTS = (
     *("Expected a path but", "Subclass types expect one of", "a class path (str)", "a dict with", "Subclasses are"),
     *("Given value type: ", "Given value: NestedArg", "Given value: Namespace"),
 )
+_LIST = "Expected a <class 'list'>"  # of arguments that also take a class, whose own message is the reason
 _MOST_GIVEN = 60  # a value with more characters is not repeated in a message
 
 M = TypeVar("M", bound=nn.Module)
@@ -288,6 +289,8 @@ def short_message(error: Exception) -> str:
     told = [line for line in lines if line and not line.startswith(_ATTEMPTS)]
     given = [line for line in told if line.startswith("Given value: ")]
     told = [line for line in dict.fromkeys(told) if line not in given]
+    reasons = [line for line in told if not line.endswith(":") and line != _LIST]
+    told = [line for line in told if line != _LIST or not reasons]
     told += [line for line in given[:1] if len(line) <= _MOST_GIVEN]
     ended = [line if line.endswith(":") else f"{line};" for line in told]
     return " ".join(ended).rstrip(";").replace('Parser key "', "").replace('":', ":")

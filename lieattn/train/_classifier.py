@@ -216,7 +216,9 @@ class PointSetClassifier(PointSetTask):
         """Raise ValueError unless all labels are numbers of classes."""
         if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < self.classes:
             got = f"{int(labels.min())} .. {int(labels.max())}"
-            raise ValueError(f"data: expected labels y in 0 .. {self.classes - 1}, got {got}")
+            raise ValueError(
+                f"data: expected labels y in 0 .. {self.classes - 1}, got {got}; the task has {self.classes} classes"
+            )
 
     def _rows(self, batch: Batch) -> int:
         return int(batch.num_graphs if self.per == "cloud" else batch.num_nodes)

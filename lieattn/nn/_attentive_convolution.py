@@ -52,7 +52,7 @@ class AttentiveGroupConvolution(TiedWeights):
     mean and maximum of α_C t over channels. The weights of both depend on :math:`h^{-1} \tilde h` (Romero, Bekkers,
     Tomczak, Hoogendoorn 2020, Eqs. 14-20, with the attended part subtracted, as in the authors' code). On a full raster
     the layer equals :class:`lieattn.nn.GridAttentiveConvolution` and its kin; it works on any points and for any finite
-    group. SE-Net, BAM, CBAM and co-attentive networks are special cases.
+    group. A convolution followed by the gates of SE-Net, BAM, CBAM or a co-attentive network is a special case.
 
     **Equivariance.** That of :class:`GroupConvolution`. The maps A are also equivariant:
     ``A[L_g f](g1, g2) = A[f](g⁻¹ g1, g⁻¹ g2)``.

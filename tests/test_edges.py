@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lieattn.geometry import Neighbors
-from lieattn.ops import _edges, backend, edge_kernels, edge_messages, edge_moments, edge_units
+from lieattn.ops import _edges, backend, edge_kernels, edge_messages, edge_moments, edge_units, group_attention
 from lieattn.ops.kernels import _edges as _launch
 from lieattn.testing import relative_error
 
@@ -21,7 +21,8 @@ TOLERANCES = ((DOUBLE, 1e-12), (torch.float32, 1e-5))
 def launched(monkeypatch):
     """Record the names of the executed kernels."""
     names = []
-    for name in (f"run_{what}{way}" for what in ("units", "messages", "moments") for way in ("", "_backward")):
+    pairs = (f"run_{what}{way}" for what in ("units", "messages", "moments", "gated") for way in ("", "_backward"))
+    for name in (*pairs, "run_gated_again"):
         original = getattr(_launch, name)
         monkeypatch.setattr(_launch, name, lambda *a, f=original, n=name: names.append(n) or f(*a))
     return names
@@ -126,6 +127,83 @@ def test_messages_are_those_of_the_formula(case, machine, launched):
     assert launched == ["run_messages", "run_messages_backward"] * len(machine)
 
 
+GATED = ["run_gated", "run_gated_backward", "run_gated_again"]
+
+
+def derivatives_of(out, operands, order):
+    """Return the gradients of sums of squares of the derivatives of the order below."""
+    found = [out]
+    for number in range(order):
+        total = sum(one.square().sum() for one in found)
+        found = torch.autograd.grad(total, operands, create_graph=number + 1 < order)
+    return found
+
+
+@on_machines([(4, 24), (3, 20), (1, 8), (5, 12), (12, 18)])
+def test_messages_of_given_kernels_are_those_of_the_formula(case, machine, launched):
+    (fiber, channels), neighbors = case, random_lists(9, 90)
+    for dtype, tolerance in machine:
+        operands = drawn(dtype, (90, fiber, channels), (9, fiber, channels))
+        identity = torch.eye(channels, dtype=dtype)
+        for order in (1, 2):
+            outs = [
+                edge_messages(operands[0], None, operands[1], neighbors),
+                messages_of(operands[0], identity, operands[1], neighbors),
+            ]
+            assert relative_error(*outs) < tolerance
+            assert not outs[0][-1].any()
+            for mine, theirs in zip(*(derivatives_of(out, operands, order) for out in outs), strict=True):
+                assert relative_error(mine, theirs) < tolerance
+    assert launched == [*GATED[:2], *GATED[:2], GATED[2], GATED[1]] * len(machine)
+
+
+def test_messages_of_moving_points_by_kernels(monkeypatch, launched):
+    """Second derivatives are those of kernels, and third ones those of plain maths."""
+    monkeypatch.setattr(_edges, "_CACHED", 2**21)
+    neighbors = random_lists(6, 40)
+    operands = drawn(DOUBLE, (40, 2, 6), (4, 6), (6, 2, 4))
+    assert torch.autograd.gradgradcheck(lambda *given: edge_messages(*given, neighbors, moving=True), operands)
+    assert set(launched) == set(GATED)
+    for order in (1, 2, 3):
+        found = derivatives_of(edge_messages(*operands, neighbors, moving=True), operands, order)
+        wanted = derivatives_of(messages_of(*operands, neighbors), operands, order)
+        for mine, theirs in zip(found, wanted, strict=True):
+            assert relative_error(mine, theirs) < 1e-10
+    out = edge_messages(*operands, neighbors, moving=True)
+    pulled = torch.randn(3, *out.shape, dtype=DOUBLE)
+    many = torch.autograd.grad(out, operands, pulled, retain_graph=True, is_grads_batched=True)
+    for number, pull in enumerate(pulled):
+        for mine, theirs in zip(many, torch.autograd.grad(out, operands, pull, retain_graph=True), strict=True):
+            assert relative_error(mine[number], theirs) < 1e-12
+
+
+def test_messages_store_nothing_but_kernels_for_second_derivatives():
+    neighbors = random_lists(6, 80)
+    kernels, x = drawn(DOUBLE, (80, 2, 4), (6, 2, 4))
+    stored = set()
+
+    def keep(tensor):
+        if tensor.numel() >= kernels.numel():
+            stored.add(tensor.data_ptr())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        out = edge_messages(kernels, None, x, neighbors)
+        found = torch.autograd.grad(out.sum(), (kernels, x), create_graph=True)
+    assert stored == {kernels.data_ptr()}
+    assert all(grad.requires_grad for grad in found)
+
+
+def test_sums_store_nothing_of_their_messages():
+    neighbors, (messages,), stored = random_lists(6, 80), drawn(DOUBLE, (80, 2, 4)), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: stored.append(tensor.dtype), lambda _: None):
+        total = neighbors.sum_to_targets(messages)
+    assert total.requires_grad
+    assert set(stored) <= {torch.int64}
+    assert torch.autograd.gradcheck(neighbors.sum_to_targets, messages)
+    assert torch.autograd.gradgradcheck(neighbors.sum_to_targets, messages)
+
+
 @on_machines([(3, 8), (5, 32), (1, 4), (2, 12)])
 def test_moments_are_those_of_the_formula(case, machine, launched):
     (size, count), neighbors = case, random_lists(9, 200)
@@ -188,7 +266,7 @@ def test_gradients_of_some_operands_are_those_of_all(launched):
         for again in (False, True):  # by kernels, and by plain maths
             (found,) = torch.autograd.grad(out, operand, retain_graph=True, create_graph=again)
             assert relative_error(found, wanted) < 1e-12
-    assert set(launched) == {"run_units", "run_messages", "run_units_backward", "run_messages_backward"}
+    assert set(launched) == {f"run_{what}{way}" for what in ("units", "messages", "gated") for way in ("", "_backward")}
 
 
 def test_derivatives_of_moments_of_second_order():
@@ -222,6 +300,27 @@ def test_derivatives_of_second_order():
     for mine, theirs, other in zip(found, wanted, derivatives(summed), strict=True):
         assert relative_error(mine, theirs) < 1e-10
         assert relative_error(other, theirs) < 1e-10
+
+
+def test_derivatives_of_second_order_if_operands_depend_on_each_other():
+    """In a network, the field of a layer depends on the units that all layers share."""
+    neighbors = random_lists(6, 70)
+    operands = units, last, x = drawn(DOUBLE, (70, 2, 4), (3, 4), (6, 2, 3))
+    by_kernels, by_formula = (
+        derivatives_of(evaluate(units, last, evaluate(units, last, x, neighbors), neighbors), operands, 2)
+        for evaluate in (edge_messages, messages_of)
+    )
+    for mine, theirs in zip(by_kernels, by_formula, strict=True):
+        assert relative_error(mine, theirs) < 1e-10
+
+
+def test_derivatives_of_third_order_of_attention_to_itself():
+    neighbors, (x,) = random_lists(6, 70), drawn(DOUBLE, (6, 2, 2, 4))
+    found = []
+    for name in ("auto", "plain"):
+        with backend(name):
+            found += derivatives_of(group_attention(x, x, x, neighbors)[0], (x,), 3)
+    assert relative_error(*found) < 1e-10
 
 
 def test_results_do_not_depend_on_the_number_of_threads(monkeypatch):

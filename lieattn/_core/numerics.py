@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -63,8 +63,27 @@ def sums(x: Tensor, index: Tensor, count: int, at_least: torch.dtype = torch.flo
     """
     kept = x.is_floating_point() or x.is_complex()
     wide = x.to(torch.promote_types(x.dtype, at_least) if kept else torch.int64)
-    total = wide.new_zeros(count, *x.shape[1:]).index_add(0, index, wide)
+    recorded = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
+    add = _added if recorded or transformed() or not wide.requires_grad else _Sums.apply
+    total: Tensor = add(wide, index, count)
     return total.to(x.dtype) if kept else total
+
+
+def _added(x: Tensor, index: Tensor, count: int) -> Tensor:
+    return x.new_zeros(count, *x.shape[1:]).index_add(0, index, x)
+
+
+class _Sums(torch.autograd.Function):
+    """Sums that, unlike those of torch, do not keep the summands for the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor, count: int) -> Tensor:
+        ctx.save_for_backward(index)
+        return _added(x, index, count)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return grad.index_select(0, ctx.saved_tensors[0]), None, None
 
 
 def means(x: Tensor, index: Tensor, rows: Tensor, at_least: torch.dtype = torch.float32) -> Tensor:

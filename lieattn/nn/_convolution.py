@@ -380,7 +380,7 @@ class FrameMessages(nn.Module):
                 raise ValueError(
                     f"graph.terms: expected [edges, fiber, channels] = {expected}, got {tuple(terms.shape)}"
                 )
-            return neighbors.sum_to_targets(terms * x.index_select(0, neighbors.source))
+            return edge_messages(terms, None, x, neighbors)
         check_is("graph.terms", terms, RelativeTerms)
         if terms.psi is None or terms.psi.shape[2:4] != (1, 1) or len(terms.psi) != neighbors.num_edges:
             psi = f"psi [edges={neighbors.num_edges}, fiber, 1, 1, hidden]"

@@ -19,7 +19,7 @@ from torch import Tensor
 from lieattn._core.contexts import without_autocast
 from lieattn.geometry import Neighbors, Padding
 from lieattn.ops._backend import fused_kernel, is_recorded
-from lieattn.ops._gradients import Kernels, evaluate, gradients_of
+from lieattn.ops._gradients import Kernels, aliases, evaluate, gradients_of
 from lieattn.ops._terms import Problem
 
 _FEW, _FEWEST = 8, 4  # channels up to which the fused kernel was faster on a CPU: for large clouds, and for all clouds
@@ -119,7 +119,10 @@ class _Attention(torch.autograd.Function):
         query, key, value, mask = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:3]
         again = torch.is_grad_enabled()
-        leaves, out = ((query, key, value), _plain_maths(query, key, value, mask)) if again else ctx.inner
+        leaves, out = ctx.inner
+        if again:
+            leaves = query, key, value = aliases((query, key, value))
+            out = _plain_maths(query, key, value, mask)
         return *gradients_of([out], leaves, wanted, [grad], retain_graph=True, create_graph=again), None
 
 

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lieattn._core.checks import check_count, check_flag, check_is, check_tensor, kind
-from lieattn._core.numerics import lengths
+from lieattn._core.numerics import lengths, sums
 from lieattn.geometry import Neighbors
 from lieattn.ops._backend import fused_kernel, is_recorded, may_choose
 from lieattn.ops._gradients import Kernels, evaluate, smooth
@@ -23,6 +23,7 @@ _KERNEL_ROWS = 64  # edges times frames below which a kernel is not worth its ca
 # If positions need gradients, plain maths is faster, since it neither computes the gradients of weights with those of
 # positions nor anything twice, as long as its largest intermediate results, with this many numbers, fit into the cache.
 _CACHED = 2**21
+_FULL = torch.float32, torch.float64  # precisions of kernels
 
 
 def edge_units(
@@ -72,7 +73,7 @@ def edge_kernels(
 
 def edge_messages(
     units: Float[Tensor, "edges fiber hidden"],
-    weight: Float[Tensor, "channels hidden"],
+    weight: Float[Tensor, "channels hidden"] | None,
     x: Float[Tensor, "points fiber channels"],
     neighbors: Neighbors,
     *,
@@ -85,23 +86,26 @@ def edge_messages(
     Parameters
     ----------
     units, weight, x
-        z, C, f.
+        z, C, f. Without C, the units are these products.
     neighbors
         The edges.
     moving
-        Whether positions need gradients, for which plain maths is faster unless there are many products.
+        Whether positions need gradients. It is then faster to store the products C z, unless there are many.
     """
     check_is("neighbors", neighbors, Neighbors)
     check_flag(moving=moving)
-    for argument, tensor, size in (("units", units, 3), ("weight", weight, 2), ("x", x, 3)):
+    given = [("units", units, 3), ("x", x, 3), *([] if weight is None else [("weight", weight, 2)])]
+    for argument, tensor, size in given:
         check_tensor(argument, tensor, "a floating tensor")
         if tensor.ndim != size:
             raise ValueError(f"{argument}: expected {size} axes, got {tuple(tensor.shape)}")
     wanted = {
-        "units": (units, (neighbors.num_edges, x.shape[1], weight.shape[1])),
-        "x": (x, (neighbors.num_points, units.shape[1], len(weight))),
+        "units": (units, (neighbors.num_edges, x.shape[1], x.shape[2] if weight is None else weight.shape[1])),
+        "x": (x, (neighbors.num_points, units.shape[1], units.shape[2] if weight is None else len(weight))),
     }
     _check_shapes(wanted)
+    if weight is None:
+        return _gated(units, x, neighbors)
     operands = [units, weight, x]
     if (moving and _is_cached(units, len(weight))) or not _kernel_takes(
         operands, units.shape[0] * units.shape[1], units.shape[2]
@@ -162,7 +166,7 @@ def _kernel_takes(operands: Sequence[Tensor], rows: int, hidden: int) -> bool:
         return False
     if rows < _KERNEL_ROWS or fused_kernel(device) != "numba" or torch.is_autocast_enabled("cpu"):
         return False
-    alike = all(operand.dtype == dtype for operand in operands) and dtype in (torch.float32, torch.float64)
+    alike = all(operand.dtype == dtype for operand in operands) and dtype in _FULL
     return alike and bool(_launcher().lanes_of(dtype, hidden))
 
 
@@ -237,7 +241,39 @@ def _plain_network(
 
 
 def _plain_messages(units: Tensor, weight: Tensor, x: Tensor, neighbors: Neighbors) -> Tensor:
-    return neighbors.sum_to_targets(F.linear(units, weight) * x.index_select(0, neighbors.source))
+    return _gated(F.linear(units, weight), x, neighbors)
+
+
+def _gated(kernels: Tensor, x: Tensor, neighbors: Neighbors) -> Tensor:
+    """Return the sums ``[points, *]`` at the targets of kernels ``[edges, *]`` times ``x`` ``[points, *]`` at sources.
+
+    Kernels for CPUs store neither the products nor the signals at the ends of edges, for derivatives up to the second.
+    """
+    if not _kernel_takes([kernels, x], kernels.shape[0] * kernels.shape[1], kernels.shape[1:].numel()):
+        return _plain_gated(kernels, x, neighbors)
+    launch = _launcher()
+    again = Kernels(
+        lambda *given: (launch.run_gated_backward(*given, neighbors), ()),
+        lambda grads, _, *given: launch.run_gated_again(*grads, *given, neighbors),
+        partial(_plain_gated_backward, neighbors=neighbors),
+    )
+    kernels_of_sums = Kernels(
+        lambda *given: (launch.run_gated(*given, neighbors), ()),
+        lambda grads, _, *given: launch.run_gated_backward(*grads, *given, neighbors),
+        partial(_plain_gated, neighbors=neighbors),
+        again,
+    )
+    out: Tensor = evaluate(kernels_of_sums, kernels, x)
+    return out
+
+
+def _plain_gated(kernels: Tensor, x: Tensor, neighbors: Neighbors) -> Tensor:
+    return neighbors.sum_to_targets(kernels * x.index_select(0, neighbors.source))
+
+
+def _plain_gated_backward(grad: Tensor, kernels: Tensor, x: Tensor, neighbors: Neighbors) -> tuple[Tensor, Tensor]:
+    change, source = grad.index_select(0, neighbors.target), neighbors.source
+    return change * x.index_select(0, source), sums(kernels * change, source, neighbors.num_points)
 
 
 def _plain_moments(arrows: Tensor, functions: Tensor, neighbors: Neighbors) -> tuple[Tensor, Tensor, Tensor]:

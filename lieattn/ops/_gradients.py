@@ -16,7 +16,12 @@ _functorch = torch._C._functorch  # there are no public functions for these ques
 
 def need_plain_maths(grads: Sequence[Tensor | None]) -> bool:
     """Return whether a backward pass must use plain maths: its result is differentiated, or gradients are batched."""
-    if torch.is_grad_enabled() or transformed():
+    return torch.is_grad_enabled() or _is_batched(grads)
+
+
+def _is_batched(grads: Sequence[Tensor | None]) -> bool:
+    """Return whether a transform is active or gradients are batched, which kernels do not support."""
+    if transformed():
         return True
     # torch.autograd.grad(..., is_grads_batched=True) passes special tensors, which do not occur in compiled code.
     if torch.compiler.is_compiling():
@@ -35,7 +40,7 @@ def plain_gradients(
 
     @outside_of_transforms  # requires_grad_ is not allowed in transforms
     def graph() -> tuple[Sequence[Tensor | None], Sequence[Tensor]]:
-        leaves = operands
+        leaves: Sequence[Tensor | None] = aliases(operands)
         if not again:  # a separate graph
             needed = [*wanted, *[False] * (len(operands) - len(wanted))]
             pairs = zip(operands, needed, strict=True)
@@ -46,6 +51,15 @@ def plain_gradients(
 
     leaves, outputs = graph()
     return gradients_of(outputs, leaves, wanted, grads, create_graph=again)
+
+
+def aliases(operands: Sequence[Any]) -> list[Any]:
+    """Return other objects with the values and the graph of the operands, of which some may be None.
+
+    Some operands may depend on others, or be the same object. The gradient of a function of aliases by one of them does
+    not contain what goes through the others.
+    """
+    return [None if operand is None else operand.view_as(operand) for operand in operands]
 
 
 def gradients_of(
@@ -73,16 +87,18 @@ class Kernels(NamedTuple):
     """The kernels of a function of tensors, some of which may be None, and its plain maths.
 
     ``forward(*operands)`` returns one or several outputs, and tensors that only the gradient needs. ``backward(grads,
-    wanted, *operands, *tensors)`` returns a gradient for each operand.
+    wanted, *operands, *tensors)`` returns a gradient for each operand. ``again`` are the kernels of the gradients as a
+    function ``(*grads, *operands)``, for derivatives of second order; without them, these are those of plain maths.
     """
 
     forward: Callable[..., tuple[Any, Sequence[Tensor]]]
     backward: Callable[..., Sequence[Tensor | None]]
     plain: Callable[..., Tensor | Sequence[Tensor]]
+    again: Kernels | None = None
 
 
 def evaluate(kernels: Kernels, *operands: Tensor | None) -> Any:
-    """Return the outputs of kernels, whose gradients are those of plain maths if they are differentiated again."""
+    """Return the outputs of kernels, which can be differentiated any number of times."""
     expect_gradients(operands)
     return _Fused.apply(kernels, *operands)
 
@@ -99,6 +115,8 @@ class _Fused(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         saved, wanted = ctx.saved_tensors, _wanted(ctx, 1)
         if need_plain_maths(grads):
+            if ctx.kernels.again is not None and not _is_batched(grads):
+                return None, *evaluate(ctx.kernels.again, *grads, *saved[: len(wanted)])
             return None, *plain_gradients(ctx.kernels.plain, saved[: len(wanted)], wanted, grads)
         found = ctx.kernels.backward(grads, wanted, *saved)
         return None, *(grad if want else None for grad, want in zip(found, wanted, strict=True))

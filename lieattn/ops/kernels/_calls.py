@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any, Self
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -34,6 +35,7 @@ _MOST_WINDOWS = 8
 # The largest block that is not in use. A thread that finds none allocates its own.
 _free: list[np.ndarray] = []
 _prepared: set[tuple[Any, ...]] = set()  # kinds of calls whose kernels have been requested
+_checked: WeakSet[Neighbors] = WeakSet()
 Ranges = list[tuple[int, int]]
 
 
@@ -113,6 +115,14 @@ def check_all_lists(problem: Problem) -> None:
     neighbors, terms = problem.neighbors, problem.terms
     check_lists(neighbors, terms.row, (table for name, table in terms.tables().items() if name in ROW_TABLES))
     check_targets(neighbors)
+
+
+def check_edges(neighbors: Neighbors) -> None:
+    """Check lists without tables, once for each object, as :func:`check_all_lists` does."""
+    if neighbors not in _checked:
+        check_lists(neighbors, None, ())
+        check_targets(neighbors)
+        _checked.add(neighbors)
 
 
 def check_targets(neighbors: Neighbors) -> None:

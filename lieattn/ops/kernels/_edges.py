@@ -12,8 +12,7 @@ from lieattn.geometry import Neighbors
 from lieattn.ops.kernels._calls import (
     Ranges,
     Workspace,
-    check_lists,
-    check_targets,
+    check_edges,
     compile_together,
     cut_evenly,
     cut_targets,
@@ -22,6 +21,9 @@ from lieattn.ops.kernels._calls import (
     widest_lanes,
 )
 from lieattn.ops.kernels._edges_kernels import (
+    gated_again,
+    gated_backward,
+    gated_forward,
     messages_backward,
     messages_forward,
     moments_along_edges,
@@ -137,8 +139,7 @@ class _Units:
 def run_messages(z: Tensor, weight: Tensor, x: Tensor, neighbors: Neighbors) -> Tensor:
     """Return the sums ``[points, fiber, channels]`` of :func:`lieattn.ops.edge_messages`."""
     with Workspace() as memory:
-        check_lists(neighbors, None, ())
-        check_targets(neighbors)
+        check_edges(neighbors)
         job = _Messages(z, weight, x, neighbors, memory)
         compile_together(
             "messages of edges",
@@ -218,10 +219,54 @@ class _Messages:
         return out if self.used == self.channels else out[..., : self.used].contiguous()
 
 
+def run_gated(kernels: Tensor, x: Tensor, neighbors: Neighbors) -> Tensor:
+    """Return the sums ``[points, *]`` of :func:`lieattn.ops.gated_sums`."""
+    check_edges(neighbors)
+    job, out = _Gated(kernels, neighbors), torch.empty_like(x)
+    job.launch(gated_forward, False, kernels, x, out)
+    return out
+
+
+def run_gated_backward(grad: Tensor, kernels: Tensor, x: Tensor, neighbors: Neighbors) -> tuple[Tensor, Tensor]:
+    """Return the gradients of kernels and signals, given that of the sums."""
+    job, out = _Gated(kernels, neighbors), (torch.empty_like(kernels), torch.empty_like(x))
+    job.launch(gated_backward, True, grad, kernels, x, *out)
+    return out
+
+
+def run_gated_again(
+    by_kernels: Tensor, by_x: Tensor, grad: Tensor, kernels: Tensor, x: Tensor, neighbors: Neighbors
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of ``grad``, kernels and signals, given those of both results of the former function."""
+    job, out = _Gated(kernels, neighbors), (torch.empty_like(x), torch.empty_like(kernels), torch.empty_like(x))
+    job.launch(gated_again, False, by_kernels, by_x, grad, kernels, x, *out[:2])
+    job.launch(gated_forward, True, by_kernels, grad, out[2])
+    return out
+
+
+class _Gated:
+    """Lists of edges in the layout of the kernels of products."""
+
+    def __init__(self, kernels: Tensor, neighbors: Neighbors) -> None:
+        self.neighbors, self.length = neighbors, kernels.shape[1:].numel()
+        self.parts, self.lanes = parts_of(len(kernels) * kernels.shape[1]), lanes_of(kernels.dtype, self.length)
+
+    def launch(self, kernel: Any, by_source: bool, *tables: Tensor) -> None:
+        """Call a kernel for parts of the targets, or of the sources."""
+        near, edges = self.neighbors, None
+        if by_source:
+            pointers, others, edges = near.col_ptr, near.target.contiguous(), near.col_edge
+        else:
+            pointers, others = near.row_ptr.contiguous(), near.source.contiguous()
+        tables = tuple(table.contiguous() for table in tables)
+        lists = pointers.data_ptr(), 0 if edges is None else edges.data_ptr(), others.data_ptr()
+        rest = *(table.data_ptr() for table in tables), self.length, self.lanes
+        run(kernel, [(*lists, *cut, *rest) for cut in cut_targets(pointers, self.parts)])
+
+
 def run_moments(arrows: Tensor, functions: Tensor, neighbors: Neighbors) -> list[Tensor]:
     """Return the moments and their products with the arrows, see :func:`lieattn.ops.edge_moments`."""
-    check_lists(neighbors, None, ())
-    check_targets(neighbors)
+    check_edges(neighbors)
     job = _Moments(arrows, functions.shape[1], neighbors)
     moments = new_empty(job.dtype, neighbors.num_points, job.size, job.count).zero_()
     job.add(neighbors.row_ptr, None, functions, moments)

@@ -262,6 +262,75 @@ def messages_backward(
 
 
 @compiled
+def gated_forward(pointers, edges, others, low, high, kernels, x, out, length, lanes):
+    """Write the sums of ``kernels * x`` over the edges of the points ``low`` to ``high``, ``[points, length]``.
+
+    Edges are given as in :func:`messages_forward`, and kernels are ``[edges, length]``.
+    """
+    wide, gates, signals = len(lanes), at_address(kernels, lanes), at_address(x, lanes)
+    for point in range(low, high):
+        total = _cleared(out, point, length, lanes)
+        for number in range(integer_at(pointers, point), integer_at(pointers, point + 1)):
+            edge = integer_at(edges, number) if edges else number
+            gate, signal = row(gates, edge, length), row(signals, integer_at(others, edge), length)
+            for at in range(0, length, wide):
+                value = multiply_add(load(gate, at, lanes), load(signal, at, lanes), load(total, at, lanes))
+                store(total, at, value)
+
+
+@compiled
+def gated_backward(pointers, edges, others, low, high, grad, kernels, x, to_kernels, to_x, length, lanes):
+    """Write the gradients of kernels and of ``x`` at sources, given the gradient ``grad`` of the sums.
+
+    The edges are those of the sources ``low`` to ``high``, and lead to the targets ``others[edge]``.
+    """
+    wide, gates, changes = len(lanes), at_address(kernels, lanes), at_address(grad, lanes)
+    for point in range(low, high):
+        total, signal = _cleared(to_x, point, length, lanes), row(at_address(x, lanes), point, length)
+        for number in range(integer_at(pointers, point), integer_at(pointers, point + 1)):
+            edge = integer_at(edges, number) if edges else number
+            gate, change = row(gates, edge, length), row(changes, integer_at(others, edge), length)
+            changed = row(at_address(to_kernels, lanes), edge, length)
+            for at in range(0, length, wide):
+                value = load(change, at, lanes)
+                store(changed, at, value * load(signal, at, lanes))
+                store(total, at, multiply_add(load(gate, at, lanes), value, load(total, at, lanes)))
+
+
+@compiled
+def gated_again(
+    pointers, edges, others, low, high, by_kernels, by_x, grad, kernels, x, to_grad, to_kernels, length, lanes
+):
+    """Write the gradients of ``grad`` and of kernels, given those of both results of :func:`gated_backward`.
+
+    The edges are those of the targets ``low`` to ``high``.
+    """
+    wide, gates, turns = len(lanes), at_address(kernels, lanes), at_address(by_kernels, lanes)
+    signals, waves = at_address(x, lanes), at_address(by_x, lanes)
+    for point in range(low, high):
+        total, change = _cleared(to_grad, point, length, lanes), row(at_address(grad, lanes), point, length)
+        for number in range(integer_at(pointers, point), integer_at(pointers, point + 1)):
+            edge = integer_at(edges, number) if edges else number
+            gate, turn, end = row(gates, edge, length), row(turns, edge, length), integer_at(others, edge)
+            signal, wave = row(signals, end, length), row(waves, end, length)
+            changed = row(at_address(to_kernels, lanes), edge, length)
+            for at in range(0, length, wide):
+                value = load(wave, at, lanes)
+                store(changed, at, value * load(change, at, lanes))
+                value = multiply_add(load(gate, at, lanes), value, load(total, at, lanes))
+                store(total, at, multiply_add(load(turn, at, lanes), load(signal, at, lanes), value))
+
+
+@part
+def _cleared(table, number, length, lanes):
+    """Return a pointer to a row of a table, after writing zeros to it."""
+    out = row(at_address(table, lanes), number, length)
+    for at in range(0, length, len(lanes)):
+        store(out, at, fill(out, 0.0, lanes))
+    return out
+
+
+@compiled
 def moments_of_points(pointers, edges, low, high, arrows, size, functions, count, out, lanes):
     """Add sums of products of arrows and functions, ``[points, size, count]``, for points from ``low`` to ``high``.
 

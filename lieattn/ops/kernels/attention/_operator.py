@@ -18,7 +18,7 @@ from lieattn.geometry import Neighbors
 from lieattn.ops import _plain as plain
 from lieattn.ops import _pooled as pooled
 from lieattn.ops._backend import fused_backend
-from lieattn.ops._gradients import gradients_of
+from lieattn.ops._gradients import aliases, gradients_of
 from lieattn.ops._terms import Problem, RelativeTerms
 from lieattn.ops.kernels._calls import expect_gradients
 from lieattn.ops.kernels.attention._bundle import SINGLE, Bundle, block_seed, norm_shape, seeded_heads
@@ -217,7 +217,7 @@ def _keep_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
 
 def _differentiate_twice(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     """Return the gradients of the output's gradient and of the operands, given the gradients of their gradients."""
-    tensors, further = list(ctx.saved_tensors), torch.is_grad_enabled()
+    tensors, further = aliases(ctx.saved_tensors), torch.is_grad_enabled()
     wanted = [ctx.needs_input_grad[0], *ctx.needs_input_grad[2 : 2 + _OPERANDS]]
     with torch.enable_grad():
         if not further:  # there is no third derivative, so a separate graph is enough

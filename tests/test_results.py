@@ -347,12 +347,14 @@ def test_accuracies_of_upright_shapes_are_those_of_the_record():
 def test_the_table_of_attention_on_shapes_is_that_of_its_record():
     runs = json.loads((DOCS / "records" / "attentive_net.json").read_text())["shapes"]["runs"]
     lines = printed("results.md", "| solids | parameters | steps |")
-    for run, (network, *cells) in zip(runs, lines, strict=True):
-        assert run["model"] == network
-        for name, cell in zip(("parameters", "steps"), cells, strict=False):
-            assert run[name] == int(numbers(cell)[0])
-        for name, cell in zip(("accuracy_upright", "accuracy_turned"), cells[2:], strict=True):
-            assert is_rounded(run[name], *numbers(cell))
+    assert {network for network, *_ in lines} == {run["model"] for run in runs}
+    for network, parameters, *cells in lines:
+        own = [run for run in runs if run["model"] == network]
+        assert [run["seed"] for run in own] == [0, 1, 2]
+        assert all(run["parameters"] == int(numbers(parameters)[0]) for run in own)
+        for name, cell in zip(("steps", "accuracy_upright", "accuracy_turned"), cells, strict=True):
+            factor = 1 if name == "steps" else 100
+            assert has_mean([{"result": factor * run[name]} for run in own], cell)
 
 
 def test_the_table_of_flights_is_that_of_its_record():

@@ -35,23 +35,43 @@ _SECTIONS = {  # of the settings of a training, whose class is fixed
 }
 
 
+_NO_NETWORK = "expected a network: the name of a trained one such as digits-c8, a checkpoint, or package.module:name"
+NO_MODEL = "no model was given: use --config FILE, or --ckpt_path with a checkpoint of lieattn fit"
+
+
 @dataclass(frozen=True)
 class Command:
-    """A subcommand: its line in the help, the module with its ``run(name, arguments)``, and the packages it needs."""
+    """A subcommand: its line in the help, the module with its ``run(name, arguments)``, and the packages it needs.
+
+    ``alone`` is its answer to no arguments, without the imports, if it needs some.
+    """
 
     help: str
     module: str
     packages: tuple[str, ...] = _TRAIN_PACKAGES
+    alone: str = ""
 
 
 COMMANDS = {
-    "fit": Command("train a network", "lieattn.cli._training"),
-    "validate": Command("loss and accuracy of a checkpoint on the validation set", "lieattn.cli._training"),
-    "test": Command("loss and accuracy of a checkpoint on the test set", "lieattn.cli._training"),
-    "predict": Command("write a checkpoint's predictions to a table", "lieattn.cli._training"),
-    "certify": Command("measure how equivariant a network is, and find what breaks it", "lieattn.cli._certify"),
-    "picture": Command("draw a network, its training, or figures of the papers", "lieattn.cli._picture"),
-    "compare": Command("train several models under one budget and compare them", "lieattn.cli._compare"),
+    "fit": Command("train a network", "lieattn.cli._training", alone=NO_MODEL),
+    "validate": Command(
+        "loss and accuracy of a checkpoint on the validation set", "lieattn.cli._training", alone=NO_MODEL
+    ),
+    "test": Command("loss and accuracy of a checkpoint on the test set", "lieattn.cli._training", alone=NO_MODEL),
+    "predict": Command("write a checkpoint's predictions to a table", "lieattn.cli._training", alone=NO_MODEL),
+    "certify": Command(
+        "measure how equivariant a network is, and find what breaks it", "lieattn.cli._certify", alone=_NO_NETWORK
+    ),
+    "picture": Command(
+        "draw a network, its training, or figures of the papers",
+        "lieattn.cli._picture",
+        alone=f"{_NO_NETWORK}; or the folder of a run",
+    ),
+    "compare": Command(
+        "train several models under one budget and compare them",
+        "lieattn.cli._compare",
+        alone="no settings were given: use --config FILE",
+    ),
     "bench": Command("measure speed and memory on this machine", "lieattn.cli._machine", ()),
     "models": Command("list the models, their data and their guarantees", "lieattn.cli._catalog", ()),
     "datasets": Command("list the data sets and what they need", "lieattn.cli._catalog", ()),
@@ -145,6 +165,8 @@ def _run(name: str, arguments: Sequence[str]) -> int:
     if asks_for_help and COMMANDS[name].module == "lieattn.cli._training":  # without an import of torch
         print(_TRAINING.format(name=name, what=COMMANDS[name].help.capitalize()))
         return 0
+    if not arguments and COMMANDS[name].alone:
+        return report(name, argparse.ArgumentError(None, COMMANDS[name].alone))
     if isinstance(sys.stdout, io.TextIOWrapper):  # files and pipes may lack mathematical symbols
         sys.stdout.reconfigure(errors="backslashreplace")
     try:

@@ -28,7 +28,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from lieattn import train
 from lieattn._core.machine import usable_accelerator
 from lieattn._core.names import full_names
-from lieattn.cli import short_warnings
+from lieattn.cli import NO_MODEL, short_warnings
 from lieattn.cli._predictions import check_alike, load_members, mean_network, write_predictions
 from lieattn.io import load
 from lieattn.models import EnergyForces, HamiltonianDynamics, Network, transfer_weights
@@ -350,7 +350,7 @@ def _check_order(name: str, arguments: Sequence[str], known: bool) -> None:
     names = [word[:2] if word.startswith("-c") else word.partition("=")[0] for word in arguments]  # -cFILE
     first = next((word for word in names if word in _GIVE_MODEL or word.startswith("--model.")), None)
     if first is None and not known:
-        raise train.UsageError("no model was given: use --config FILE, or --ckpt_path with a checkpoint of lieattn fit")
+        raise train.UsageError(NO_MODEL)
     if first not in _GIVE_MODEL and not known:
         raise train.UsageError(f"{first}: expected after --config FILE or --model CLASS, whose settings it changes")
     if name != "fit" and (given := [word for word in names if word in _OF_FIT]):  # in a file, they are of its training

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -39,7 +40,8 @@ _ATTEMPTS = (
     *("Expected a path but", "Subclass types expect one of", "a class path (str)", "a dict with", "Subclasses are"),
     *("Given value type: ", "Given value: NestedArg", "Given value: Namespace"),
 )
-_LIST = "Expected a <class 'list'>"  # of arguments that also take a class, whose own message is the reason
+# Lines about the other types that an argument may have; where one type fits, its own message is the reason.
+_OTHER_TYPES = re.compile(r"Expected a <class 'list'>$|Import path \S+ does not (correspond|implement) ")
 _MOST_GIVEN = 60  # a value with more characters is not repeated in a message
 
 M = TypeVar("M", bound=nn.Module)
@@ -289,8 +291,9 @@ def short_message(error: Exception) -> str:
     told = [line for line in lines if line and not line.startswith(_ATTEMPTS)]
     given = [line for line in told if line.startswith("Given value: ")]
     told = [line for line in dict.fromkeys(told) if line not in given]
-    reasons = [line for line in told if not line.endswith(":") and line != _LIST]
-    told = [line for line in told if line != _LIST or not reasons]
+    others = [line for line in told if _OTHER_TYPES.match(line)]
+    if any(not line.endswith(":") for line in told if line not in others):
+        told = [line for line in told if line not in others]
     told += [line for line in given[:1] if len(line) <= _MOST_GIVEN]
     ended = [line if line.endswith(":") else f"{line};" for line in told]
     return " ".join(ended).rstrip(";").replace('Parser key "', "").replace('":', ":")

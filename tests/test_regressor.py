@@ -15,10 +15,19 @@ from torch.utils.data import Dataset
 from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
 
+import lieattn
 from lieattn.cli import main
 from lieattn.geometry import Radius
 from lieattn.groups import tetrahedral
-from lieattn.models import DirectionConvNet, DirectionOptions, EnergyForces, FieldModel, FramewiseTransformer, Rescaled
+from lieattn.models import (
+    DirectionConvNet,
+    DirectionOptions,
+    EnergyForces,
+    FieldModel,
+    FramewiseTransformer,
+    Rescaled,
+    transfer_weights,
+)
 from lieattn.nn import VectorHead
 from lieattn.reps import Scalar, Vector
 from lieattn.train import LastCheckpoint, PointSetClassifier, PointSetData, PointSetRegressor, UsageError, load_task
@@ -867,7 +876,7 @@ def lattice(spacing, atoms=12):
         yield Data(x=torch.ones(atoms, 1), pos=pos, energy=energy, force=force)
 
 
-@pytest.mark.filterwarnings("ignore:network. its untrained energies or forces are")
+@pytest.mark.filterwarnings("ignore:network. its first energies or forces are")
 @pytest.mark.parametrize(("pool", "factor"), [("sum", 1.0), ("mean", 1.0), ("sum", 1e4)])
 @pytest.mark.parametrize("spacing", [0.7, 1.5])
 @pytest.mark.parametrize("radius", [2.0, 5.0])
@@ -951,6 +960,36 @@ def test_numbers_and_vectors_start_at_the_scale_of_the_data(radius, layers, gain
     with_head.training_step(data, 0)
     changed = {name for name, weight in network.state_dict().items() if not torch.equal(weight, weights[name])}
     assert changed == last
+
+
+@pytest.mark.filterwarnings("ignore:network. its")
+@pytest.mark.parametrize("start", ["other outputs", "same outputs", "energies", "file"])
+def test_weights_of_a_trained_network_are_never_scaled(start, tmp_path):
+    """Who fine-tunes a network expects to begin with what it has learned."""
+    torch.manual_seed(0)
+    options = {"channels": 16, "layers": 2, "neighborhood": Radius(5.0, smooth=True), "pool": "sum"}
+    trained, network = (DirectionConvNet(tetrahedral(), 1, outputs, **options) for outputs in (1, 1))
+    if start == "other outputs":
+        network = DirectionConvNet(tetrahedral(), 1, 2, **options)
+    if start == "file":
+        lieattn.save(trained, tmp_path / "network")
+        network = lieattn.load(tmp_path / "network").train()
+    else:
+        transfer_weights(network, trained)
+    clouds = list(lattice(0.7))
+    for cloud in clouds:
+        cloud.y = torch.randn(1, network.head.out_channels)
+    data, weights = Batch.from_data_list(clouds), copy.deepcopy(network.state_dict())
+    assert float(network(data).detach().abs().max()) > 50
+    if start == "energies":
+        task = PointSetRegressor(EnergyForces(network), {"energy": 0.1, "force": 1.0}, scale_of={"energy": "force"})
+    else:
+        task = PointSetRegressor(network, shift=[])
+    task.measure(clouds)
+    task.log = lambda *args, **kwargs: None
+    task.training_step(data, 0)
+    changed = {name for name, weight in network.state_dict().items() if not torch.equal(weight, weights[name])}
+    assert changed == ({"head.2.weight", "head.2.bias"} if start == "other outputs" else set())
 
 
 def test_positions_keep_their_unit_and_move_with_the_points():

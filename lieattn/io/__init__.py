@@ -12,7 +12,7 @@ from lieattn.io._checkpoint import (
     read_checkpoint,
 )
 from lieattn.io._files import CheckpointError, UsageError, digest, digest_of_json, replace_text, replacing
-from lieattn.io._record import Record, Recorded, TiedWeights, describe, settle, tied_to_group, uncompiled
+from lieattn.io._record import Record, Recorded, TiedWeights, describe, is_pretrained, settle, tied_to_group, uncompiled
 from lieattn.io._saved import load, save, trained_cards
 from lieattn.io._trust import check_trusted
 
@@ -33,6 +33,7 @@ __all__ = [
     "describe_group",
     "digest",
     "digest_of_json",
+    "is_pretrained",
     "load",
     "load_weights",
     "read_checkpoint",

@@ -8,7 +8,7 @@ import pkgutil
 import sys
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -28,6 +28,7 @@ from lieattn.io._trust import check_trusted
 V = TypeVar("V")
 _UNCHECKED = ", or load dict(state_dict) to skip this check"
 _NOTED = "_made_with"
+_PRETRAINED = "_is_pretrained"  # attribute of parts whose weights are those of a file or of another network
 _ORIGINAL = "_orig_mod"  # where a compiled module keeps the original
 # Types of plain values in files, and the values that they stand for.
 _KINDS: tuple[tuple[Any, Any], ...] = ((str, str), (int, Integral), (float, Real))
@@ -101,8 +102,11 @@ class Record:
                 own.data = own.data.to(self.weights[name].dtype)
         self.load_into(module, what)
 
-    def load_into(self, module: nn.Module, what: str) -> None:
-        """Load the weights into a module; CheckpointError says why they do not fit ``what`` it is."""
+    def load_into(self, module: nn.Module, what: str, new: Collection[str] = ()) -> None:
+        """Load the weights into a module; CheckpointError says why they do not fit ``what`` it is.
+
+        Parts that get trained weights are marked for :func:`is_pretrained`. Weights named in ``new`` are untrained.
+        """
         weights, modules = OrderedDict(self.weights), self.modules
         if not weights.keys() <= module.state_dict().keys():  # perhaps of a network that was compiled in training
             weights, modules = OrderedDict(uncompiled_names(weights)), uncompiled_names(modules)
@@ -111,6 +115,15 @@ class Record:
             module.load_state_dict(weights)
         except (AttributeError, TypeError, RuntimeError) as error:  # damaged metadata, or weights that do not fit
             raise CheckpointError(f"the weights do not fit {what}: {first_fault(error)}") from error
+        for name, part in module.named_modules():
+            own = [".".join(filter(None, (name, weight))) for weight, _ in part.named_parameters(recurse=False)]
+            if own and not any(weight in new for weight in own):
+                vars(part)[_PRETRAINED] = True
+
+
+def is_pretrained(part: nn.Module) -> bool:
+    """Return whether the weights of a part, without its own parts, are those of a file or of another network."""
+    return bool(vars(part).get(_PRETRAINED))
 
 
 def _kept(value: Any) -> Any:

@@ -14,7 +14,7 @@ from torch_geometric.data import Batch
 from lieattn._core.checks import kind
 from lieattn._core.machine import summed
 from lieattn.geometry import Radius, find_neighbors, point_clouds
-from lieattn.io import UsageError
+from lieattn.io import UsageError, is_pretrained
 from lieattn.models import DirectionConvNet
 from lieattn.nn import FrameMessages
 from lieattn.spaces import Euclidean
@@ -50,7 +50,8 @@ def scale_messages(network: nn.Module, run: Callable[[], object], heads: bool = 
 
     The sizes are those of ``run``, which calls the network; blocks see the fields of the scaled blocks before them.
     With ``heads``, the last layers of :class:`DirectionConvNet` are scaled so that outputs are not larger than 1.
-    Weights that are not trained, or that are parametrized, stay. Return whether a weight was changed.
+    Weights that are not trained, that are parametrized, or that come from a trained network, stay. Return whether a
+    weight was changed.
     """
     factors: dict[nn.Module, float] = {}
 
@@ -68,7 +69,7 @@ def scale_messages(network: nn.Module, run: Callable[[], object], heads: bool = 
             found.append((one, one.kernel))
         elif heads and isinstance(one, DirectionConvNet):
             found.append((one.head, cast(nn.Sequential, one.head)[-1]))
-    layers = {part: layer for part, layer in found if _is_trained(layer)}
+    layers = {part: layer for part, layer in found if _may_change(layer)}
     hooks = [part.register_forward_hook(scale) for part in layers]
     try:
         run()
@@ -82,8 +83,9 @@ def scale_messages(network: nn.Module, run: Callable[[], object], heads: bool = 
     return bool(factors)
 
 
-def _is_trained(layer: nn.Module) -> bool:
-    return not is_parametrized(layer) and all(weight.requires_grad for weight in layer.parameters())
+def _may_change(layer: nn.Module) -> bool:
+    kept = is_parametrized(layer) or is_pretrained(layer)
+    return not kept and all(weight.requires_grad for weight in layer.parameters())
 
 
 def note_inputs(network: nn.Module, batch: Batch, say: Callable[[str], None]) -> None:

@@ -112,7 +112,7 @@ class PointSetRegressor(PointSetTask):
     and the last layer so that outputs are not larger than the scale. For energies and forces of
     :class:`lieattn.models.EnergyForces` the limit is twenty times the scale, and the last layer stays. If this is not
     enough, both are divided by their size, in all steps and in the model, and a warning says so. Layers whose weights
-    are not trained stay as they are.
+    are not trained, or come from a trained network, stay as they are.
     """
 
     measured: Tensor
@@ -329,7 +329,7 @@ class PointSetRegressor(PointSetTask):
         if _OF_DERIVATIVES < found < math.inf:
             self.gain.fill_(1 / found)
             rank_zero_warn(
-                f"network: its untrained energies or forces are {found:.3g} times as large as those of the training "
+                f"network: its first energies or forces are {found:.3g} times as large as those of the training "
                 f"data, and are divided by this number from now on; {type(self).__name__} stores it with the weights"
             )
 

@@ -86,7 +86,7 @@ def transfer_weights(network: nn.Module, source: nn.Module) -> tuple[str, ...]:
         record.load_into(copy.deepcopy(ours), "the network")  # weights also decide choices that it has left open
     except ValueError as error:
         raise ValueError(f"source: {error}") from error
-    record.load_into(ours, "the network")
+    record.load_into(ours, "the network", new=differ)
     new = tuple(prefix + name for name in before if name in differ)
     if whole is ours:
         return new

@@ -181,7 +181,7 @@ def test_the_table_of_digits_is_that_of_the_records():
         expected.append([name, size, *shares, f"{change:.1e}" if change else "0", f"{seconds:.1f}"])
     assert printed("results.md", "| network | parameters | upright |") == expected
     z2, both = expected[0], " ".join((EXAMPLES.parent / "README.md").read_text().split())
-    assert f"alone: {z2[2]} upright, {z2[4]} there" in both
+    assert f"alone: {z2[2]} upright, {z2[4]} at multiples of 45 degrees" in both
 
 
 def test_the_medians_of_the_demo_are_those_of_its_record():

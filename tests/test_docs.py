@@ -160,9 +160,15 @@ def test_notebooks_are_stored_without_outputs(notebook):
 @pytest.mark.parametrize("page", [*LINKED, *NOTEBOOKS], ids=lambda page: page.name)
 def test_links_of_a_page_lead_somewhere(page):
     text = page.read_text() if page.suffix == ".md" else "\n".join(cells(page, "markdown"))
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
+    for target in re.findall(r"\]\(([^)\s]+)[^)]*\)", text):
         if not target.startswith("http"):
-            assert (page.parent / target).exists(), target
+            name, _, heading = target.partition("#")
+            assert (page.parent / name).exists(), target
+            if heading:
+                headings = re.findall(
+                    r"^#+ (.*)$", (page.parent / name if name else page).read_text(), flags=re.MULTILINE
+                )
+                assert heading in [re.sub(r"[^\w -]", "", one.lower()).replace(" ", "-") for one in headings], target
 
 
 def test_the_rows_of_fidelity_name_what_exists():

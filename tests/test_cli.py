@@ -383,8 +383,10 @@ def test_the_best_validation_is_told_and_replaces_a_damaged_checkpoint(home, cap
 
 
 def test_a_run_without_a_validation_has_a_last_checkpoint_only(home, capsys):
-    assert main(["fit", "--config=run.yaml", "--data.val=null"]) == 0
-    assert "best" not in capsys.readouterr().err
+    more = ["--model.classes=3", "--model.network.out_channels=3"]
+    assert main(["fit", "--config=run.yaml", "--data.val=null", *more]) == 0
+    assert "best" not in (told := capsys.readouterr().err)
+    assert "classes: the training set has 2 classes, even to odd, and the task 3\n" in told
     assert main(["test", "--config=run.yaml", "--ckpt_path=best"]) == 2
     assert "best.ckpt; its folder has last.ckpt\n" in capsys.readouterr().err
 

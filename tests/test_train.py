@@ -967,7 +967,7 @@ def test_a_network_that_only_knows_the_share_of_a_class_is_noted(monkeypatch, tm
     told = []
     monkeypatch.setattr(ToyClouds, "__getitem__", item)
     monkeypatch.setattr(Blind, "seeing", seeing)
-    monkeypatch.setattr(_classifier, "rank_zero_info", told.append)
+    monkeypatch.setattr(_classifier, "note", told.append)
     fit(tmp_path, network=Blind(cyclic(4)), max_epochs=1, schedule=Constant())
     note = "val/accuracy: the network gives class 1 for all .* accuracy is the share of this class, 0.333$"
     assert len(told) == (not seeing)
@@ -1015,7 +1015,7 @@ def test_neighborhoods_of_nothing_or_everything_are_noted_once(monkeypatch, tmp_
         neighborhood = Radius(radius)
 
     told = []
-    monkeypatch.setattr(_tasks, "rank_zero_info", told.append)
+    monkeypatch.setattr(_tasks, "note", told.append)
     fit(tmp_path, network=Local(cyclic(4)), max_epochs=2)
     assert len(told) == (note is not None)
     assert all(re.match(note, line) for line in told)
@@ -1042,7 +1042,7 @@ class FaintNetwork(ToyNetwork):
 def test_features_are_standardized_with_the_network(tmp_path, monkeypatch):
     """With a spread of 0.016 a network learned the share of the largest class alone."""
     told = []
-    monkeypatch.setattr(_tasks, "rank_zero_info", told.append)
+    monkeypatch.setattr(_tasks, "note", told.append)
     content = config(tmp_path, max_epochs=2)
     content["model"]["init_args"]["network"]["class_path"] = f"{__name__}.FaintNetwork"
     content["data"] = {key: {"class_path": f"{__name__}.Faint"} for key in ("train", "val", "test")}

@@ -8,12 +8,13 @@ from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
-from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 from torchmetrics.classification import MulticlassConfusionMatrix
 
 from lieattn._core.checks import check_arguments, check_is
+from lieattn.train._data import PointSetData
+from lieattn.train._inputs import note
 from lieattn.train._schedule import Schedule
 from lieattn.train._targets import (
     Losses,
@@ -137,6 +138,11 @@ class PointSetClassifier(PointSetTask):
     def on_fit_start(self) -> None:
         """Measure balanced weights of the classes on the training set, unless they come from a checkpoint."""
         super().on_fit_start()
+        data = self._trainer and self._trainer.datamodule  # type: ignore[attr-defined]
+        named = getattr(data.sets["train"], "classes", None) if isinstance(data, PointSetData) else None
+        if isinstance(named, list | tuple) and self.labels == 1 and 0 < len(named) < self.classes:
+            found = f"the training set has {len(named)} classes, {named[0]} to {named[-1]}"
+            note(f"classes: {found}, and the task {self.classes}")
         if self.class_weights == "balanced" and not self.weight_of_class.any():
             self.measure(training_set(self.trainer, "the weights of the classes"))
 
@@ -171,7 +177,7 @@ class PointSetClassifier(PointSetTask):
         present, predicted = self._validated_counts.sum(dim=1), self._validated_counts.sum(dim=0)
         if int((predicted > 0).sum()) == 1 < int((present > 0).sum()):
             number, share = int(predicted.argmax()), float(present[predicted.argmax()] / present.sum())
-            rank_zero_info(
+            note(
                 f"val/accuracy: the network gives class {number} for all of the last validation, so that the accuracy "
                 f"is the share of this class, {share:.3g}"
             )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sized
 from typing import Any, cast
 
 import torch
+from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 from torch_geometric.data import Batch
@@ -19,6 +21,7 @@ from lieattn.models import DirectionConvNet
 from lieattn.nn import FrameMessages
 from lieattn.spaces import Euclidean
 
+_LOG = logging.getLogger(__name__)
 _SMALL, _LARGE = 0.05, 50.0  # deviations of features, and their size, that are far from 1
 
 
@@ -86,6 +89,12 @@ def scale_messages(network: nn.Module, run: Callable[[], object], heads: bool = 
 def _may_change(layer: nn.Module) -> bool:
     kept = is_parametrized(layer) or is_pretrained(layer)
     return not kept and all(weight.requires_grad for weight in layer.parameters())
+
+
+@rank_zero_only
+def note(message: str) -> None:
+    """Tell the user about a training, also in the command, which hides what Lightning tells by its own functions."""
+    _LOG.warning(message)
 
 
 def note_inputs(network: nn.Module, batch: Batch, say: Callable[[str], None]) -> None:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, StochasticWeightAveraging
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -40,7 +40,7 @@ from lieattn.models import Captured
 from lieattn.train._callbacks import check_averaging
 from lieattn.train._checkpoint import describe_input, loaded_from, with_features
 from lieattn.train._data import PointSetData, random_state, set_random_states
-from lieattn.train._inputs import note_inputs, spread_of_features
+from lieattn.train._inputs import note, note_inputs, spread_of_features
 from lieattn.train._schedule import Constant, Plateau, Schedule
 from lieattn.transforms import Standardize
 
@@ -211,7 +211,7 @@ class PointSetTask(WideStatistics, Recorded, _WatchedValidation, _CapturedSteps,
         if torch.is_grad_enabled() and not loss.requires_grad:
             raise UsageError("network: expected outputs that depend on weights with requires_grad, got constant ones")
         if begins:
-            note_inputs(self.network, self._standardized(batch), rank_zero_info)
+            note_inputs(self.network, self._standardized(batch), note)
         if begins and float(loss.detach()) > self._large_loss:
             rank_zero_warn(
                 f"network: its untrained outputs are so large that the first loss is {float(loss.detach()):.3g}, where "

@@ -286,7 +286,7 @@ class GridConvolution(TiedWeights):
             if reach < 0:
                 raise ValueError(
                     f"x: a kernel of side {self.size} with dilation {self.dilation} and pad {self.pad} does not fit "
-                    f"into {' x '.join(map(str, sides))} pixels"
+                    f"into {' x '.join(map(str, sides))} pixels: take larger images, or a pad"
                 )
             rest = reach % self.stride
             if rest and turns:

@@ -1195,6 +1195,16 @@ def test_shapes_of_logits_and_labels_are_checked():
     batch.y = ["dog", "cat"]
     with pytest.raises(ValueError, match=r"per cloud, \[2\], got words such as 'dog'; number the classes, and pass y"):
         PointSetClassifier(ToyNetwork(cyclic(4)), 2).training_step(batch, 0)
+    for labels, advice in (
+        (torch.zeros(batch.num_nodes), r"; points have labels with per='point'"),
+        (torch.zeros(2, 3), r"; of one-hot rows, y\.argmax\(dim=1\) is the labels"),
+    ):
+        batch.y = labels.long()
+        with pytest.raises(ValueError, match=rf"expected one label y per cloud, \[2\], got \[.*\]{advice}"):
+            PointSetClassifier(ToyNetwork(cyclic(4)), 2).training_step(batch, 0)
+    batch.y = torch.zeros(batch.num_nodes).long()
+    with pytest.raises(ValueError, match=r"got \[2, 2\]; networks of points have pool='none'"):
+        PointSetClassifier(ToyNetwork(cyclic(4)), 2, per="point").training_step(batch, 0)
     del batch.y
     with pytest.raises(ValueError, match=r"expected one label y per cloud, \[2\], got none"):
         PointSetClassifier(ToyNetwork(cyclic(4)), 2).training_step(batch, 0)

@@ -125,6 +125,7 @@ class PointSetClassifier(PointSetTask):
             raise ValueError(
                 f"network: expected logits [{rows}, {width}] for {rows} {self.per}s and {several}{self.classes} "
                 f"classes, got {list(logits.shape)}"
+                + ("; networks of points have pool='none'" if self.per == "point" else "")
             )
         return logits if self.labels == 1 else logits.unflatten(1, (self.labels, self.classes))
 

@@ -264,6 +264,8 @@ class PointSetRegressor(PointSetTask):
                 output = output[..., 0]
             if not isinstance(target, Tensor) or target.shape != output.shape:
                 found = "none" if target is None else tuple(target.shape)
+                if isinstance(target, Tensor) and target.ndim == 1 and target.numel() == output.numel():
+                    found = f"{found}; several numbers of a cloud are {name} [1, numbers]"
                 raise ValueError(f"data.{name}: expected {tuple(output.shape)} like the output, got {found}")
             scale = self._statistic("scale", name)
             importance = target_weights(batch, name, target, shared=self.shared)

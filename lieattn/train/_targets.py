@@ -45,9 +45,13 @@ def labels_of(batch: Batch, number: int, rows: int, per: str) -> Tensor:
         count = "one label" if number == 1 else f"{number} labels"
         if isinstance(labels, list) and labels and isinstance(labels[0], str):
             found = f"words such as {labels[0]!r}; number the classes, and pass y as an int64 tensor"
+        elif isinstance(labels, Tensor) and per == "cloud" and list(labels.shape) == [batch.num_nodes]:
+            found = f"{found}; points have labels with per='point'"
+        elif isinstance(labels, Tensor) and number == 1 and labels.ndim == 2 and len(labels) == rows:
+            found = f"{found}; of one-hot rows, y.argmax(dim=1) is the labels"
         raise ValueError(f"data: expected {count} y per {per}, {shape}, got {found}")
     if labels.is_floating_point() or labels.is_complex():
-        raise ValueError(f"data: expected labels y of an integer dtype, got {labels.dtype}")
+        raise ValueError(f"data: expected labels y of an integer dtype, got {labels.dtype}; convert them, y.long()")
     return labels
 
 

@@ -64,7 +64,7 @@ MOST_LINES = 500
 # What each part may cost: lines, files and public names. A change that needs more raises a number here, in the same
 # diff, where a reviewer sees it; a change that takes something out lowers it.
 BUDGETS = {
-    "_core": (1513, 14, 0),
+    "_core": (1516, 14, 0),
     "ase": (379, 1, 0),
     "bench": (1443, 6, 3),
     "certify": (2969, 10, 8),
@@ -75,7 +75,7 @@ BUDGETS = {
     "io": (1052, 6, 27),
     "models": (8732, 43, 71),
     "nn": (6241, 20, 77),
-    "ops": (10839, 47, 32),
+    "ops": (10843, 47, 32),
     "reps": (802, 4, 15),
     "spaces": (394, 2, 5),
     "testing": (618, 3, 10),
@@ -84,7 +84,7 @@ BUDGETS = {
     "transforms": (445, 1, 0),
     "viz": (2823, 10, 13),
     "datasets": (8788, 30, 80),
-    "tests": (54373, 148, 0),
+    "tests": (54375, 148, 0),
     "examples": (3326, 32, 0),
 }
 ROOMS = frozenset({"__init__.py", "__main__.py", "ase.py", "torchsim.py", "transforms.py"})  # beside the packages

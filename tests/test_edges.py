@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lieattn._core import numerics
 from lieattn.geometry import Neighbors
 from lieattn.ops import _edges, backend, edge_kernels, edge_messages, edge_moments, edge_units, group_attention
 from lieattn.ops.kernels import _edges as _launch
@@ -29,9 +30,10 @@ def launched(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def never_cached(monkeypatch):
-    """Use kernels although weights of edges need gradients, as positions do."""
-    monkeypatch.setattr(_edges, "_CACHED", 0)
+def always_fused(monkeypatch):
+    """Use kernels although weights of edges need gradients, as positions do, and for few products."""
+    for module, name in ((_edges, "_CACHED"), (_edges, "_KERNEL_PRODUCTS"), (numerics, "_MANY")):
+        monkeypatch.setattr(module, name, 0)
 
 
 # lanes of single precision, threads, and precisions, since each register needs kernels of its own

@@ -47,6 +47,9 @@ class LayerNorm(nn.LayerNorm):
         return layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
+_MANY = 2**16  # numbers from which less memory is worth a function of Python in the backward pass
+
+
 def counts(index: Tensor, count: int) -> Tensor:
     """Return the number of rows with each index, ``[count]`` int64, from ``index`` ``[rows]`` int64.
 
@@ -64,8 +67,8 @@ def sums(x: Tensor, index: Tensor, count: int, at_least: torch.dtype = torch.flo
     kept = x.is_floating_point() or x.is_complex()
     wide = x.to(torch.promote_types(x.dtype, at_least) if kept else torch.int64)
     recorded = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
-    add = _added if recorded or transformed() or not wide.requires_grad else _Sums.apply
-    total: Tensor = add(wide, index, count)
+    light = not recorded and wide.requires_grad and wide.numel() >= _MANY and not transformed()
+    total: Tensor = (_Sums.apply if light else _added)(wide, index, count)
     return total.to(x.dtype) if kept else total
 
 

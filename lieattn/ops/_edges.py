@@ -20,6 +20,7 @@ from lieattn.ops._gradients import Kernels, evaluate, smooth
 
 _OPERANDS = 6  # number of operands of a network, without its maps
 _KERNEL_ROWS = 64  # edges times frames below which a kernel is not worth its call
+_KERNEL_PRODUCTS = 2**16  # the same for products with given kernels, which take hardly any time
 # If positions need gradients, plain maths is faster, since it neither computes the gradients of weights with those of
 # positions nor anything twice, as long as its largest intermediate results, with this many numbers, fit into the cache.
 _CACHED = 2**21
@@ -249,7 +250,8 @@ def _gated(kernels: Tensor, x: Tensor, neighbors: Neighbors) -> Tensor:
 
     Kernels for CPUs store neither the products nor the signals at the ends of edges, for derivatives up to the second.
     """
-    if not _kernel_takes([kernels, x], kernels.shape[0] * kernels.shape[1], kernels.shape[1:].numel()):
+    many = is_recorded() or kernels.numel() >= _KERNEL_PRODUCTS
+    if not many or not _kernel_takes([kernels, x], kernels.shape[0] * kernels.shape[1], kernels.shape[1:].numel()):
         return _plain_gated(kernels, x, neighbors)
     launch = _launcher()
     again = Kernels(

@@ -249,7 +249,9 @@ class _Gated:
 
     def __init__(self, kernels: Tensor, neighbors: Neighbors) -> None:
         self.neighbors, self.length = neighbors, kernels.shape[1:].numel()
-        self.parts, self.lanes = parts_of(len(kernels) * kernels.shape[1]), lanes_of(kernels.dtype, self.length)
+        self.lanes = lanes_of(kernels.dtype, self.length)
+        # The sums of a point are never divided, so that the parts can be those of the threads.
+        self.parts = parts_of(len(kernels) * kernels.shape[1]) if torch.get_num_threads() > 1 else 1
 
     def launch(self, kernel: Any, by_source: bool, *tables: Tensor) -> None:
         """Call a kernel for parts of the targets, or of the sources."""

@@ -346,10 +346,12 @@ def test_accuracies_of_upright_shapes_are_those_of_the_record():
 
 def test_the_table_of_attention_on_shapes_is_that_of_its_record():
     runs = json.loads((DOCS / "records" / "attentive_net.json").read_text())["shapes"]["runs"]
-    lines = printed("results.md", "| solids | parameters | steps |")
-    assert {network for network, *_ in lines} == {run["model"] for run in runs}
-    for network, parameters, *cells in lines:
-        own = [run for run in runs if run["model"] == network]
+    lines = printed("results.md", "| solids | parameters | seconds |")
+    assert {(network, int(seconds)) for network, _, seconds, *_ in lines} == {
+        (run["model"], round(run["cpu"])) for run in runs
+    }
+    for network, parameters, seconds, *cells in lines:
+        own = [run for run in runs if (run["model"], round(run["cpu"])) == (network, int(seconds))]
         assert [run["seed"] for run in own] == [0, 1, 2]
         assert all(run["parameters"] == int(numbers(parameters)[0]) for run in own)
         for name, cell in zip(("steps", "accuracy_upright", "accuracy_turned"), cells, strict=True):

@@ -55,13 +55,8 @@ def pytest_collection(session):
     if "LIEATTN_SLOW" not in os.environ and not session.config.pluginmanager.hasplugin("dsession"):
         import e3nn
 
-        from lieattn.ops.kernels import _calls
-
         # It would spend most of the time of many tests on the order of products of small matrices.
         e3nn.set_optimization_defaults(optimize_einsums=False)
-        # Kernels are the same code for vectors of any length, and each length takes seconds to compile. Machines with
-        # AVX-512 leave those of 16 lanes to slow tests, except for the smallest kernel, in test_dense.py.
-        _calls._LONGEST = 8
 
 
 # The modules and the list of tests are some millions of objects, which every collection of garbage would visit.

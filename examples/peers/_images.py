@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Self, cast
 
 from torch import Tensor, nn, zeros
 from torch_geometric.data import Data
@@ -109,6 +109,15 @@ class SteerableCNN(nn.Module):
                 field = wider
         self.layers = escnn.SequentialModule(*layers, escnn.GroupPooling(field))
         self.head = nn.Linear(len(field), out_channels)
+        self.train()
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of all layers but convolutions, which would keep filters beside the weights in evaluation."""
+        super().train(mode)
+        for layer in self.layers:
+            if hasattr(layer, "weights"):
+                layer.train()
+        return self
 
     def forward(self, data: Data) -> Tensor:
         """Return logits ``[images, out_channels]``."""

@@ -85,7 +85,7 @@ BUDGETS = {
     "viz": (2823, 10, 13),
     "datasets": (8788, 30, 80),
     "tests": (54372, 148, 0),
-    "examples": (3326, 32, 0),
+    "examples": (3335, 32, 0),
 }
 ROOMS = frozenset({"__init__.py", "__main__.py", "ase.py", "torchsim.py", "transforms.py"})  # beside the packages
 

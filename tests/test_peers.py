@@ -23,8 +23,8 @@ from lieattn_datasets import NBodySimulated, image_to_data
 PEERS = Path(__file__).parent.parent / "examples" / "peers"
 CONFIGS = PEERS.parent / "configs"
 PACKAGES = {"SchNet": "schnetpack", "PaiNN": "schnetpack", "EGNN": "egnn_pytorch", "NequIP": "nequip", "MACE": "mace"}
+OF_MOLECULES = [*PACKAGES, "GeometricSchNet", "DimeNet", "ViSNet"]
 PACKAGES |= {"SteerableCNN": "escnn"}
-GEOMETRIC = ["GeometricSchNet", "DimeNet", "ViSNet"]
 DIRECTED = ["PaiNN", "EGNN", "NequIP", "MACE", "ViSNet"]
 COMPARED = {
     "homo": "compare_molecules",
@@ -96,7 +96,7 @@ def certified(network, clouds, outputs, inputs=None):
     assert all(row.relative < 1e-4 for row in rows), str(certificate)
 
 
-@pytest.mark.parametrize("name", [*PACKAGES, *GEOMETRIC])
+@pytest.mark.parametrize("name", OF_MOLECULES)
 def test_numbers_are_invariant_and_learned(name):
     clouds = molecules(6)
     network = peer(name, pool="sum", radius=2.5)
@@ -106,7 +106,7 @@ def test_numbers_are_invariant_and_learned(name):
     assert after < 0.8 * before
 
 
-@pytest.mark.parametrize("name", [*PACKAGES, *GEOMETRIC])
+@pytest.mark.parametrize("name", OF_MOLECULES)
 def test_forces_are_gradients(name):
     network = EnergyForces(peer(name, pool="sum", radius=2.5)).eval()  # in float32, as some packages require
     cloud = molecules(1)[0]
@@ -215,12 +215,14 @@ def test_networks_of_rasters_learn_and_only_steerable_ones_are_invariant(name):
     torch.manual_seed(0)
     network = getattr(module(), name)(1, 2, 8, **({"patch": 2, "side": 8, "layers": 2} if name == "PlainViT" else {}))
     assert torch.equal(module().raster(batch)[:, 0], images)
+    state = set(network.state_dict())
     before, after = falls(network, batch, torch.eye(2)[classes])
     assert after < 0.8 * before
     turned = Batch.from_data_list([image_to_data(image.rot90()) for image in images])
     with torch.no_grad():
         invariant = torch.allclose(network.eval()(batch), network(turned), rtol=1e-3, atol=1e-3)
     assert invariant == (name == "SteerableCNN")
+    assert set(network.state_dict()) == state  # in evaluation as in training
 
 
 def networks(settings, name):

@@ -1727,7 +1727,7 @@ MINE = f"{{}} --trust {TRUST[0]}"  # the checkpoint of the run, which names clas
         ("info more", "unrecognized arguments: more"),
         ("bench absent", "invalid choice: 'absent'"),
         ("bench attention --json .", "--json: cannot write '.': it is a folder"),
-        ("certify", "arguments are required: TARGET"),
+        ("certify", "certify: expected a network: the name of a trained one"),
         ("certify .", "there is no checkpoint .: it is a folder"),
         ("certify {}", "names .*ToyNetwork, which would be imported and called"),
         ("certify absent.ckpt", "there is no checkpoint absent.ckpt"),

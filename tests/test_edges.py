@@ -179,6 +179,18 @@ def test_messages_of_moving_points_by_kernels(monkeypatch, launched):
             assert relative_error(mine[number], theirs) < 1e-12
 
 
+def test_kernels_and_signals_are_stored_in_any_order():
+    neighbors, results = random_lists(6, 80), []
+    turned = [tensor.detach().mT.contiguous().mT.requires_grad_() for tensor in drawn(DOUBLE, (80, 2, 4), (6, 2, 4))]
+    for name in ("numba", "plain"):
+        with backend(name):
+            out = edge_messages(turned[0], None, turned[1], neighbors)
+            first = torch.autograd.grad(out.square().sum(), turned, create_graph=True)
+            second = torch.autograd.grad(sum(grad.square().sum() for grad in first), turned)
+        results.append([out, *first, *second])
+    assert all(relative_error(mine, theirs) < 1e-12 for mine, theirs in zip(*results, strict=True))
+
+
 def test_messages_store_nothing_but_kernels_for_second_derivatives():
     neighbors = random_lists(6, 80)
     kernels, x = drawn(DOUBLE, (80, 2, 4), (6, 2, 4))

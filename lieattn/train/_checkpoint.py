@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -40,8 +39,6 @@ _ATTEMPTS = (
     *("Expected a path but", "Subclass types expect one of", "a class path (str)", "a dict with", "Subclasses are"),
     *("Given value type: ", "Given value: NestedArg", "Given value: Namespace"),
 )
-# Lines about the other types that an argument may have; where one type fits, its own message is the reason.
-_OTHER_TYPES = re.compile(r"Expected a <class 'list'>$|Import path \S+ does not (correspond|implement) ")
 _MOST_GIVEN = 60  # a value with more characters is not repeated in a message
 
 M = TypeVar("M", bound=nn.Module)
@@ -291,7 +288,9 @@ def short_message(error: Exception) -> str:
     told = [line for line in lines if line and not line.startswith(_ATTEMPTS)]
     given = [line for line in told if line.startswith("Given value: ")]
     told = [line for line in dict.fromkeys(told) if line not in given]
-    others = [line for line in told if _OTHER_TYPES.match(line)]
+    # Lines about the other types that an argument may have; where one type fits, its own message is the reason.
+    others = [line for line in told if line == "Expected a <class 'list'>"]
+    others += [line for line in told if line.startswith("Import path ") and " does not " in line]
     if any(not line.endswith(":") for line in told if line not in others):
         told = [line for line in told if line not in others]
     told += [line for line in given[:1] if len(line) <= _MOST_GIVEN]

@@ -220,16 +220,16 @@ class _Messages:
 
 
 def run_gated(kernels: Tensor, x: Tensor, neighbors: Neighbors) -> Tensor:
-    """Return the sums ``[points, *]`` of :func:`lieattn.ops.gated_sums`."""
+    """Return the sums ``[points, *]`` of kernels ``[edges, *]`` times signals ``[points, *]``, stored in any order."""
     check_edges(neighbors)
-    job, out = _Gated(kernels, neighbors), torch.empty_like(x)
+    job, out = _Gated(kernels, neighbors), new_empty(x.dtype, *x.shape)
     job.launch(gated_forward, False, kernels, x, out)
     return out
 
 
 def run_gated_backward(grad: Tensor, kernels: Tensor, x: Tensor, neighbors: Neighbors) -> tuple[Tensor, Tensor]:
     """Return the gradients of kernels and signals, given that of the sums."""
-    job, out = _Gated(kernels, neighbors), (torch.empty_like(kernels), torch.empty_like(x))
+    job, out = _Gated(kernels, neighbors), (new_empty(x.dtype, *kernels.shape), new_empty(x.dtype, *x.shape))
     job.launch(gated_backward, True, grad, kernels, x, *out)
     return out
 
@@ -238,10 +238,11 @@ def run_gated_again(
     by_kernels: Tensor, by_x: Tensor, grad: Tensor, kernels: Tensor, x: Tensor, neighbors: Neighbors
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of ``grad``, kernels and signals, given those of both results of the former function."""
-    job, out = _Gated(kernels, neighbors), (torch.empty_like(x), torch.empty_like(kernels), torch.empty_like(x))
-    job.launch(gated_again, False, by_kernels, by_x, grad, kernels, x, *out[:2])
-    job.launch(gated_forward, True, by_kernels, grad, out[2])
-    return out
+    job = _Gated(kernels, neighbors)
+    to_grad, to_kernels, to_x = (new_empty(x.dtype, *one.shape) for one in (x, kernels, x))
+    job.launch(gated_again, False, by_kernels, by_x, grad, kernels, x, to_grad, to_kernels)
+    job.launch(gated_forward, True, by_kernels, grad, to_x)
+    return to_grad, to_kernels, to_x
 
 
 class _Gated:
@@ -260,7 +261,7 @@ class _Gated:
             pointers, others, edges = near.col_ptr, near.target.contiguous(), near.col_edge
         else:
             pointers, others = near.row_ptr.contiguous(), near.source.contiguous()
-        tables = tuple(table.contiguous() for table in tables)
+        tables = tuple(table.contiguous() for table in tables)  # results are contiguous, so that they are no copies
         lists = pointers.data_ptr(), 0 if edges is None else edges.data_ptr(), others.data_ptr()
         rest = *(table.data_ptr() for table in tables), self.length, self.lanes
         run(kernel, [(*lists, *cut, *rest) for cut in cut_targets(pointers, self.parts)])

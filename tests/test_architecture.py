@@ -64,11 +64,11 @@ MOST_LINES = 500
 # What each part may cost: lines, files and public names. A change that needs more raises a number here, in the same
 # diff, where a reviewer sees it; a change that takes something out lowers it.
 BUDGETS = {
-    "_core": (1516, 14, 0),
+    "_core": (1524, 14, 0),
     "ase": (379, 1, 0),
     "bench": (1443, 6, 3),
     "certify": (2969, 10, 8),
-    "cli": (2586, 10, 3),
+    "cli": (2618, 10, 3),
     "compare": (1724, 7, 16),
     "geometry": (4655, 16, 43),
     "groups": (2106, 8, 35),

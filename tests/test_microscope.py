@@ -18,8 +18,8 @@ import numpy as np
 from PIL import Image
 
 from lieattn import models, viz
-from lieattn.cli import main
-from lieattn.cli._catalog import _models as catalog
+from lieattn.cli import CATALOG, main
+from lieattn.cli._catalog import listed
 from lieattn.geometry import (
     AllPairs,
     Nearest,
@@ -138,8 +138,7 @@ def gsa(group, **options):
 
 
 def test_the_table_has_the_models_of_the_catalog():
-    names = {name for module in (models, irreps) for name, _ in catalog(module)}
-    assert names == set(MODELS)
+    assert {name for package in CATALOG["models"] for name in listed(package)} == set(MODELS)
 
 
 @pytest.mark.parametrize("name", MODELS)

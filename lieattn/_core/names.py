@@ -38,7 +38,7 @@ def full_names(value: Any, place: str = "", annotation: str = "") -> Any:
         return value
     if not isinstance(name := value.get("class_path"), str):
         return {key: full_names(part, f"{place}.{key}".lstrip("."), annotation) for key, part in value.items()}
-    known, given = _arguments(path := _full(name, place)), value.get("init_args")
+    known, given = arguments(path := _full(name, place)), value.get("init_args")
     if isinstance(given, Mapping):
         if known is not None and (wrong := [key for key in given if str(key).rstrip("+") not in known]):
             raise ValueError(f"{place}: {path} has no argument {wrong[0]!r}{_advice(str(wrong[0]), known)}")
@@ -52,14 +52,14 @@ def _full(name: str, place: str) -> str:
     if not all(map(str.isidentifier, name.split("."))):
         return name
     if "." not in name:
-        if (names := _public()).get(name) or any(_definition(f"{home}.{name}") for home in _FOREIGN):
+        if (names := _public()).get(name) or any(definition(f"{home}.{name}") for home in _FOREIGN):
             return names.get(name, name)
         if near := difflib.get_close_matches(name, names, 3, _NEAR):
             raise ValueError(f"{place}: there is no {name}; is it {' or '.join(names[one] for one in near)}?")
         return name
     module, _, last = name.rpartition(".")
-    if module in _PACKAGES and not _definition(name):
-        raise ValueError(f"{place}: {module} has no {last}{_advice(last, _imports(module))}")
+    if module in _PACKAGES and not definition(name):
+        raise ValueError(f"{place}: {module} has no {last}{_advice(last, imports(module))}")
     return name
 
 
@@ -71,8 +71,8 @@ def _advice(name: str, known: Iterable[str]) -> str:
 @cache
 def _public() -> dict[str, str]:
     """Return the full path of each public name."""
-    imports = ((home, name, path) for home in _PACKAGES for name, path in _imports(home).items())
-    return {name: f"{home}.{name}" for home, name, path in imports if path.startswith("lieattn")}
+    given = ((home, name, path) for home in _PACKAGES for name, path in imports(home).items())
+    return {name: f"{home}.{name}" for home, name, path in given if path.startswith("lieattn")}
 
 
 @cache
@@ -90,31 +90,39 @@ def _source(module: str) -> ast.Module | None:
 
 
 @cache
-def _imports(module: str) -> dict[str, str]:
+def imports(module: str) -> dict[str, str]:
     """Return from where a module imports names."""
     nodes = [node for node in ast.walk(_source(module) or ast.Module([], [])) if isinstance(node, ast.ImportFrom)]
     return {(one.asname or one.name): f"{node.module}.{one.name}" for node in nodes for one in node.names}
 
 
-def _definition(path: str) -> tuple[str, ast.ClassDef | ast.FunctionDef] | None:
+def definition(path: str) -> tuple[str, ast.ClassDef | ast.FunctionDef] | None:
     """Return the definition of a class or function, and its module, which imports of names lead to."""
     module, _, name = path.rpartition(".")
     for node in getattr(_source(module), "body", ()) if module else ():
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
             return module, node
-    origin = _imports(module).get(name, path) if module else path
-    return _definition(origin) if origin != path else None
+    origin = imports(module).get(name, path) if module else path
+    return definition(origin) if origin != path else None
 
 
-def _arguments(path: str) -> dict[str, str] | None:
+def lineage(path: str) -> list[tuple[str, ast.ClassDef]]:
+    """Return the definitions of a class and of its bases in this library, with their modules, derived ones first."""
+    module, node = definition(path) or ("", None)
+    if not isinstance(node, ast.ClassDef):
+        return []
+    return [(module, node), *(one for base in node.bases for one in lineage(f"{module}.{ast.unparse(base)}"))]
+
+
+def arguments(path: str) -> dict[str, str] | None:
     """Return the annotations of the arguments of a class or function; None if they are unknown, or it takes any."""
-    if (found := _definition(path)) is None:
+    if (found := definition(path)) is None:
         return None
     module, node = found
     if isinstance(node, ast.ClassDef):
         own = next((part for part in node.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"), None)
         if own is None:
-            bases = [_arguments(f"{module}.{base}") for base in map(ast.unparse, node.bases) if base not in _ABSTRACT]
+            bases = [arguments(f"{module}.{base}") for base in map(ast.unparse, node.bases) if base not in _ABSTRACT]
             fields = [part for part in node.body if isinstance(part, ast.AnnAssign)]
             if not any("dataclass" in ast.unparse(one) for one in node.decorator_list):
                 return next((base for base in bases if base != {}), {})

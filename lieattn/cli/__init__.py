@@ -20,7 +20,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NoReturn
 
 __all__ = ["COMMANDS", "Command", "main"]
@@ -33,7 +32,8 @@ _SECTIONS = {  # of the settings of a training, whose class is fixed
     "trainer": "lightning.pytorch.Trainer",
     "last": "lieattn.train.LastCheckpoint",
 }
-
+CATALOG = {"models": ("lieattn.models", "lieattn.models.irreps"), "datasets": ("lieattn_datasets",)}
+"""The packages with models and data sets."""
 
 _NO_NETWORK = "expected a network: the name of a trained one such as digits-c8, a checkpoint, or package.module:name"
 NO_MODEL = "no model was given: use --config FILE, or --ckpt_path with a checkpoint of lieattn fit"
@@ -170,15 +170,15 @@ def _run(name: str, arguments: Sequence[str]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # files and pipes may lack mathematical symbols
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        names_classes = COMMANDS[name].packages and not asks_for_help
-        if names_classes:
+        if COMMANDS[name].packages and not asks_for_help:
             arguments = _with_full_names(name, arguments)
-        from lieattn._core.machine import keep_freed_memory
-
-        keep_freed_memory()
-        if names_classes:
             import_catalog()
-        status: int = importlib.import_module(COMMANDS[name].module).run(name, arguments)
+        command = importlib.import_module(COMMANDS[name].module)
+        if "torch" in sys.modules:
+            from lieattn._core.machine import keep_freed_memory
+
+            keep_freed_memory()
+        status: int = command.run(name, arguments)
     except Exception as error:
         return report(name, error)
     return status
@@ -243,10 +243,11 @@ def _put(tree: dict[str, Any], path: Sequence[str], value: str) -> None:
     tree[path[-1]] = value
 
 
-def import_catalog() -> dict[str, list[ModuleType]]:
-    """Import the modules with models and data sets, whose classes may be named without their package."""
-    names = {"models": ("lieattn.models", "lieattn.models.irreps"), "datasets": ("lieattn_datasets",)}
-    return {kind: [importlib.import_module(name) for name in modules] for kind, modules in names.items()}
+def import_catalog() -> None:
+    """Import the packages with models and data sets, whose classes may be named without their package."""
+    for packages in CATALOG.values():
+        for name in packages:
+            importlib.import_module(name)
 
 
 def _usage() -> str:

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lieattn.geometry import AllPairs, PixelSquare, Radius, Raster, SampledFrames, lift, pixel_positions
+from lieattn.geometry import AllPairs, PixelSquare, Radius, Raster, SampledFrames, lift, pixel_positions, point_clouds
 from lieattn.groups import cyclic, dihedral, octahedral, reflection, tetrahedral, trivial
 from lieattn.models import AffineSelfConvNet, BottleneckBlock
 from lieattn.nn import (
@@ -149,7 +149,9 @@ def test_image_batches_of_different_sizes():
     graphs = [lift(pixel_positions(*size, dtype=torch.float64), group, PixelSquare(3)) for size in sizes]
     xs = [field("affine", group, graph.num_points) for graph in graphs]
     apart = torch.cat([layer(x, graph) for x, graph in zip(xs, graphs, strict=True)])
-    together = layer(torch.cat(xs), graphs[0].collate(graphs))
+    grid, ptr = torch.tensor(sizes), torch.tensor([0, 6, 22, 23])
+    images = point_clouds(torch.cat([graph.pos for graph in graphs]), ptr=ptr, grid=grid)
+    together = layer(torch.cat(xs), lift(images, group, PixelSquare(3)))
     torch.testing.assert_close(together, apart, rtol=1e-12, atol=1e-12)
 
 

@@ -32,7 +32,8 @@ def copies(clouds, heads, dtype=torch.float64, isolated=True):
     pos = draw(POINTS, 2)
     if isolated:
         pos[2] += 100
-    neighbors = Neighbors.collate([Radius(2.0, include_self=False)(pos)] * clouds)
+    batch = torch.arange(clouds).repeat_interleave(POINTS)
+    neighbors = Radius(2.0, include_self=False)(pos.repeat(clouds, 1), batch)
     assert (neighbors.degree == 0).any() == isolated
     index = torch.randint(TYPES, (neighbors.num_edges // clouds,), generator=generator).repeat(clouds)
     signals = [draw(clouds * POINTS, FIBER, heads, dim) for dim in (DIM, DIM, VALUE)]

@@ -200,12 +200,6 @@ def test_a_smooth_radius_grows_and_needs_the_point_itself():
         Radius(1.0, smooth=1)
 
 
-def test_graphs_with_and_without_windows_are_not_joined():
-    pos = torch.randn(4, 3)
-    with pytest.raises(ValueError, match="cutoff"):
-        type(lift(pos, None, SMOOTH)).collate([lift(pos, None, SMOOTH), lift(pos, None, Radius(RADIUS))])
-
-
 JUMPING = {
     "smooth=True": lambda: _lie(Radius(RADIUS, smooth=False), frames=tetrahedral()),
     "include_self=False": lambda: _lie(Radius(RADIUS, include_self=False), frames=tetrahedral()),

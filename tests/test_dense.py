@@ -7,8 +7,7 @@ import pickle
 import pytest
 import torch
 
-from lieattn.geometry import AllPairs, Given, LiftedGraph, Neighbors, Radius, lift
-from lieattn.groups import cyclic
+from lieattn.geometry import AllPairs, Given, Radius
 from lieattn.ops import RelativeTerms, backend, explain, group_attention
 from lieattn.ops.kernels import _dense as few_channels
 
@@ -172,17 +171,6 @@ def test_dropout_within_frames():
     assert draws.std(0).max() > 0.1
     (slope,) = torch.autograd.grad(draws[0].square().sum(), q, create_graph=True)
     assert torch.autograd.grad(slope.square().sum(), k)[0].abs().max() > 0
-
-
-def test_collated_lists_stay_whole():
-    parts = [AllPairs()(torch.randn(len(batch), 2), batch) for batch in (CLOUDS["equal"], CLOUDS["ragged"])]
-    union = Neighbors.collate(parts)
-    signals, _ = problem(torch.zeros(union.num_points, dtype=torch.int64))
-    assert_same(*(results(signals, union, name) for name in ("dense", "plain")))
-    parts.append(Radius(1.0)(torch.randn(3, 2)))
-    assert Neighbors.collate(parts).whole_clouds is None
-    graphs = [lift(torch.randn(n, 2), cyclic(2), AllPairs()) for n in (3, 4)]
-    assert LiftedGraph.collate(graphs).neighbors.whole_clouds.shape == (2, 4)
 
 
 def test_the_choice_is_explained():

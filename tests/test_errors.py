@@ -261,17 +261,6 @@ CASES = [
     ("geometry.unflatten", ValueError, {"mask": [MASK[:, 1:]]}, "flat", "got 6"),
     ("geometry.unflatten", ValueError, {"flat": [torch.tensor(1.0)]}, "flat", "got 0"),
     ("geometry.unflatten", TypeError, {"mask": [zeros(1, 6)]}),
-    ("geometry.LiftedGraph.collate", ValueError, {"graphs": [[]]}, "graphs", "none"),
-    *(
-        ("geometry.LiftedGraph.collate", ValueError, {"graphs": [[GRAPH, other]]}, "graphs: graph 1", found)
-        for other, found in (
-            (lift(POS, cyclic(8), Radius(1.5)), "'C8'"),
-            (lift(POS, C4, Radius(1.5), length=2), "2.0 and 1.5"),
-            (lift(point_clouds(POS, grid=integers([2, 3])), C4, Radius(1.5)), "given and absent"),
-            (lift(POS.double(), C4, Radius(1.5)), "torch.float64 and torch.float32"),
-            (GRAPH.to("meta"), "meta and cpu"),
-        )
-    ),
     ("geometry.LiftedGraph.spread", TypeError, {"x": [None]}, "x", "NoneType"),
     ("geometry.LiftedGraph.astype", ValueError, {"dtype": [torch.int64]}),
     (lambda: pixel_positions(-1, 3), ValueError, {}, "height", "-1"),

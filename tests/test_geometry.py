@@ -12,7 +12,6 @@ from torch_geometric.data import Batch, Data
 from lieattn.geometry import (
     AllPairs,
     Given,
-    LiftedGraph,
     Nearest,
     Neighbors,
     PixelSquare,
@@ -101,7 +100,6 @@ def test_all_forms_of_a_batch_give_the_same_graph(clouds):
         "Batch": lift(together, group, neighborhood),
         "PointClouds": lift(point_clouds(pos, batch=batch), group, neighborhood),
         "graph": lift(wanted, group, neighborhood),
-        "collated": LiftedGraph.collate([lift(cloud, group, neighborhood) for cloud in clouds]),
     }
     for found in forms.values():
         # Matrix products of other sizes may round differently.
@@ -372,40 +370,6 @@ def test_with_and_without_gradient_the_same_graph():
 
 
 # --- graphs as values -----------------------------------------------------------------------------------------
-
-
-COLLECTIONS = {
-    "clouds": [torch.randn(n, 2, generator=torch.Generator().manual_seed(n)) for n in (4, 1, 9)],
-    "images": [image(6, 6), image(3, 5), image(6, 6)],
-    "cloud and grid": [torch.randn(5, 2, generator=torch.Generator().manual_seed(0)), pixel_positions(4, 4)],
-    "with an empty one": [pixel_positions(4, 4), torch.zeros(0, 2), pixel_positions(2, 2)],
-    "one": [image(4, 4)],
-}
-
-
-@pytest.mark.parametrize("parts", COLLECTIONS.values(), ids=COLLECTIONS)
-def test_collating_graphs_is_lifting_the_batch(parts):
-    group, neighborhood = dihedral(4), Radius(1.5)
-    data = [part if isinstance(part, Data) else Data(pos=part) for part in parts]
-    wanted = lift(Batch.from_data_list(data), group, neighborhood)
-    found = LiftedGraph.collate([lift(part, group, neighborhood) for part in parts])
-    # Clouds of a batch share displacements, and their rounding may differ.
-    assert_same_graph(found, wanted, atol=1e-5)
-
-
-def test_collating_collections_of_clouds_counts_on():
-    one, two = (lift(torch.randn(4, 2), cyclic(4), AllPairs(), batch=torch.tensor([1, 0, 1, 0])) for _ in range(2))
-    both = LiftedGraph.collate([one, two])
-    assert both.batch.tolist() == [1, 0, 1, 0, 3, 2, 3, 2]
-    assert both.num_clouds == 4
-    assert both.neighbors.num_edges == 16
-
-
-def test_collating_graphs_of_which_one_was_used():
-    used, other = (lift(pixel_positions(3, 3), cyclic(4), Radius(1.5)) for _ in range(2))
-    positions = used.relative.positions
-    both = LiftedGraph.collate([used, other]).relative
-    torch.testing.assert_close(both.positions[both.row], positions[used.relative.row].repeat(2, 1, 1))
 
 
 def test_moving_to_another_device_moves_every_tensor():
@@ -700,8 +664,6 @@ def test_graphs_of_some_points_do_not_keep_the_size_of_clouds():
     graph = lift(torch.randn(2, 5, 3), tetrahedral(), Radius(2.0))
     assert graph.each == 5
     assert graph.subset(torch.tensor([0, 1, 2, 5]), Radius(2.0)).each is None
-    assert LiftedGraph.collate([graph, graph]).each == 5
-    assert LiftedGraph.collate([graph, lift(torch.randn(4, 3), tetrahedral(), Radius(2.0))]).each is None
 
 
 def test_means_of_clouds_of_equal_size_are_over_all_scales():

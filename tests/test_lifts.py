@@ -17,7 +17,6 @@ from lieattn.geometry import (
     Given,
     GivenFrames,
     GroupFrames,
-    LiftedGraph,
     Nearest,
     PixelSquare,
     PrincipalFrames,
@@ -644,7 +643,7 @@ def test_frames_of_ones_own_may_be_those_of_a_group():
 # --- values ---------------------------------------------------------------------------------------------------
 
 
-def test_collate_and_subset():
+def test_subset():
     space = SPACES["SE(3)"]
     pos, batch = random_clouds(space)
     order = batch.argsort(stable=True)
@@ -653,17 +652,8 @@ def test_collate_and_subset():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DegenerateFramesWarning)
         whole = lift_to(pos, space, frames, Radius(1.5), batch=batch)
-        joined = LiftedGraph.collate([lift_to(pos[batch == cloud], space, frames, Radius(1.5)) for cloud in range(3)])
-    for name in ("pos", "batch", "elements"):
-        assert torch.equal(getattr(joined, name), getattr(whole, name))
-    assert torch.equal(of_edges(joined), of_edges(whole))
-    assert torch.equal(joined.neighbors.edge_index, whole.neighbors.edge_index)
     single = whole.astype(torch.float32)
     assert single.pos.dtype == single.elements.dtype == of_edges(single).dtype == torch.float32
-    with pytest.raises(ValueError, match="graphs: graph 1 has another dtype"):
-        LiftedGraph.collate([whole, single])
-    with pytest.raises(ValueError, match="graphs: expected at least one"):
-        LiftedGraph.collate([])
     kept = torch.tensor([0, 3, 4, 9, 12])
     part = whole.to("cpu").subset(kept, Radius(2.0))
     assert torch.equal(part.elements, whole.elements[kept])

@@ -328,17 +328,6 @@ def test_given_edges_are_sorted():
     assert neighbors.is_symmetric()
 
 
-@quick
-@given(st.lists(st.integers(0, 6), min_size=1, max_size=5), st.integers(0, 2**20))
-def test_collate(sizes, seed):
-    generator = torch.Generator().manual_seed(seed)
-    lists = [Nearest(2)(torch.randn(size, 2, generator=generator)) for size in sizes]
-    union = Neighbors.collate(lists)
-    shifted = [one.edge_index + sum(sizes[:number]) for number, one in enumerate(lists)]
-    assert torch.equal(union.edge_index, torch.cat(shifted, dim=1))
-    check_invariants(union, sum(sizes))
-
-
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda n: pickle.loads(pickle.dumps(n)), lambda n: n.to("cpu")])
 @pytest.mark.parametrize("with_transpose", [False, True])
 def test_copies_are_equal(copied, with_transpose):
@@ -430,12 +419,6 @@ FALSE_CALLS = {
         ValueError,
         "edge_index: expected every edge once, got the edge from 2 to 1 again",
         lambda: Neighbors.from_edge_index(index([2, 0, 2], [1, 0, 1]), 3),
-    ),
-    "collate nothing": (ValueError, "lists: expected at least one", lambda: Neighbors.collate([])),
-    "collate devices": (
-        ValueError,
-        "lists: expected all lists on cpu, got list 1 on meta",
-        lambda: Neighbors.collate([ALL(P), ALL(P).to("meta")]),
     ),
     "row_ptr": (ValueError, "row_ptr: expected one entry more", lambda: Neighbors(index(), index(), index())),
     "lengths": (ValueError, "source, target: .* got 1 and 0", lambda: Neighbors(index(0), index(1), index())),

@@ -1,6 +1,5 @@
 """Periodic clouds: neighbors among all images, against a sum over images and against ASE."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -8,10 +7,7 @@ import torch
 
 from lieattn.geometry import (
     AllPairs,
-    LiftedGraph,
     Nearest,
-    Neighbors,
-    PointClouds,
     PrincipalFrames,
     Radius,
     SampledFrames,
@@ -302,35 +298,6 @@ def test_data_attributes_are_read():
     assert torch.equal(lift(data, octahedral(), Radius(radius)).relative.positions, expected.relative.positions)
     with pytest.raises(ValueError, match="expected None, since PointClouds contain them"):
         point_clouds(clouds, cell=cell)
-
-
-def test_collate_is_the_graph_of_the_batch():
-    parts = [system("cube", 5, 2), system("slab", 4, 3)]
-    batch = torch.tensor([0] * 5 + [1] * 4)
-    lattice = {name: torch.stack([part[k] for part in parts]) for name, k in (("cell", 1), ("pbc", 2))}
-    pos = torch.cat([part[0] for part in parts])
-    for frames in (octahedral(), PrincipalFrames(of="neighborhood")):
-        whole = lift(point_clouds(pos, batch=batch, **lattice), frames, Radius(2.1))
-        own = [point_clouds(part[0], cell=part[1], pbc=part[2]) for part in parts]
-        joined = LiftedGraph.collate([lift(clouds, frames, Radius(2.1)) for clouds in own])
-        assert torch.equal(joined.neighbors.shift, whole.neighbors.shift)
-        assert torch.equal(joined.neighbors.edge_index, whole.neighbors.edge_index)
-        assert torch.equal(joined.cell, whole.cell)
-        assert torch.equal(joined.pbc, whole.pbc)
-        without = replace(whole, cell=None, pbc=None)
-        moved = joined.to("cpu")
-        assert torch.equal(moved.neighbors.shift, joined.neighbors.shift)
-        with pytest.raises(ValueError, match="another cell"):
-            LiftedGraph.collate([joined, without])
-
-
-def test_lists_with_and_without_shifts_join():
-    pos, cell, pbc, radius = system("cube")
-    with_shift, without = Radius(radius)(pos, cell=cell, pbc=pbc), Radius(radius)(pos)
-    joined = Neighbors.collate([without, with_shift])
-    assert (joined.shift[: without.num_edges] == 0).all()
-    assert torch.equal(joined.shift[without.num_edges :], with_shift.shift)
-    assert isinstance(point_clouds(pos), PointClouds)
 
 
 def test_single_precision_finds_the_same_pairs():

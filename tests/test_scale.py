@@ -7,7 +7,7 @@ import torch
 from torch_geometric.data import Data
 
 from lieattn.bench import BENCHMARKS
-from lieattn.geometry import LiftedGraph, Radius, ScaleFrames, lift, point_clouds
+from lieattn.geometry import Radius, ScaleFrames, lift, point_clouds
 from lieattn.groups import SE, SO, Translations, cyclic, dihedral, octahedral, trivial
 from lieattn.models import GSANet, GSAReadout
 from lieattn.nn import LieBlock, LieConvolution, LieSelfAttention
@@ -302,22 +302,13 @@ def test_scales_of_a_crystal():
     torch.testing.assert_close(shown / factor[:, None], identity, rtol=0, atol=1e-12)
 
 
-def test_collate_and_moves():
+def test_moves():
     group = GROUPS["C4"]
     pos, _, batch = cloud(group)
-    order = batch.argsort(stable=True)
-    whole = on_scales(pos[order], group, 1.0, FIBER, batch=batch[order])
-    joined = LiftedGraph.collate([on_scales(pos[batch == c], group, 1.0, FIBER) for c in (0, 1)])
-    for name in ("pos", "batch", "log_measure"):
-        assert torch.equal(getattr(joined, name), getattr(whole, name))
-    for name in ("positions", "levels_up"):
-        assert torch.equal(getattr(joined.relative, name), getattr(whole.relative, name))
-    assert torch.equal(joined.neighbors.edge_index, whole.neighbors.edge_index)
+    whole = on_scales(pos, group, 1.0, FIBER, batch=batch)
     single = whole.to("cpu").astype(torch.float32)
     assert single.relative.positions.dtype == single.log_measure.dtype == torch.float32
     assert torch.equal(single.frames, group.matrices(single.pos))
-    with pytest.raises(ValueError, match="another levels"):
-        LiftedGraph.collate([whole, on_scales(pos, group, 1.0, {})])
 
 
 def test_no_points_and_one_point():

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from typing import Any, Self
 
 import torch
@@ -337,36 +334,6 @@ def lattices(
         got = f"got the cell {cell[i].tolist()} of cloud {i}, whose volume is zero"
         raise ValueError(f"cell: expected vectors that span a volume along pbc={pbc[i].tolist()}, {got}")
     return cell, pbc
-
-
-def collate_clouds(graphs: Sequence[PointClouds], alike: Sequence[str]) -> PointClouds:
-    """Return the disjoint union of clouds, in their order.
-
-    ValueError is raised if there are no clouds, or if they differ in the attributes ``alike``, in dtype, in device, or
-    in the presence of a raster or a cell.
-    """
-    if not graphs:
-        raise ValueError("graphs: expected at least one graph to collate, got none")
-    described = [
-        {name: attrgetter(name)(part) for name in alike}
-        | {"dtype": part.pos.dtype, "device": part.device}
-        | {name: "absent" if getattr(part, name) is None else "given" for name in ("grid", "cell")}
-        for part in graphs
-    ]
-    for number, one in enumerate(described):
-        for what, mine in described[0].items():
-            if mine != one[what]:
-                raise ValueError(f"graphs: graph {number} has another {what} than graph 0: {one[what]} and {mine}")
-    shifts = itertools.accumulate((part.num_clouds for part in graphs), initial=0)
-    given: Any = [name for name in ("grid", "cell", "pbc") if getattr(graphs[0], name) is not None]
-    sizes = {part.each for part in graphs}
-    return PointClouds(
-        pos=torch.cat([part.pos for part in graphs]),
-        batch=torch.cat([part.batch + shift for part, shift in zip(graphs, shifts, strict=False)]),
-        num_clouds=sum(part.num_clouds for part in graphs),
-        each=sizes.pop() if len(sizes) == 1 else None,
-        **{name: torch.cat([getattr(part, name) for part in graphs]) for name in given},
-    )
 
 
 def _check_grid(grid: Tensor, cloud: Tensor, num_clouds: int, dim: int) -> None:

@@ -118,10 +118,10 @@ def _lifted_raster(raster: Raster, group: FiniteGroup, size: int, device: torch.
         grid=torch.tensor([sides], device=device).repeat(images, 1),
         each=one.num_points if images else None,
     )
-    found = one.neighbors
-    none = Neighbors(found.row_ptr[:1], found.source[:0], found.target[:0])
-    lists = Neighbors.collate([found] * images) if images else none
-    return LiftedGraph.over(clouds, space=one.space, neighbors=lists, length=one.length, group=one.group)
+    first = one.num_points * torch.arange(images, device=device)[:, None]
+    target, source = (end + first for end in (one.neighbors.target, one.neighbors.source))
+    found = Neighbors.from_keys((target * clouds.num_points + source).flatten(), clouds.num_points)
+    return LiftedGraph.over(clouds, space=one.space, neighbors=found, length=one.length, group=one.group)
 
 
 def crop(grid: Int[Tensor, "clouds dim"], margin: int) -> tuple[Int[Tensor, " kept"], Int[Tensor, "clouds dim"]]:

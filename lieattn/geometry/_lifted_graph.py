@@ -12,12 +12,12 @@ from torch import Tensor
 
 from lieattn._core.checks import check_arguments, check_count, check_is, check_tensor, may_read_values
 from lieattn._core.contexts import may_recompute, without_autocast
-from lieattn.geometry._clouds import PointClouds, collate_clouds
+from lieattn.geometry._clouds import PointClouds
 from lieattn.geometry._indices import check_indices, ranges
 from lieattn.geometry._movable import Movable
 from lieattn.geometry._neighbor_lists import Neighbors
 from lieattn.geometry._neighbors import Neighborhood, find_neighbors, smooth_cutoff
-from lieattn.geometry._relative import RelativeElements, collated, in_frames, join_rows, rows_of
+from lieattn.geometry._relative import RelativeElements, in_frames, rows_of
 from lieattn.groups import FiniteGroup
 from lieattn.spaces import HomogeneousSpace
 
@@ -256,28 +256,6 @@ class LiftedGraph(PointClouds):
         # What torch compiles does not read the sizes of clouds, and must not be compiled again for others.
         unread: dict[str, Any] = {"each": None} if torch.compiler.is_compiling() else {}
         return replace(self, **unread, **attributes)
-
-    @staticmethod
-    def collate(graphs: Sequence[LiftedGraph]) -> LiftedGraph:
-        """Return the disjoint union of graphs of one space with the same kind of frames, in their order.
-
-        ValueError is raised if there are no graphs, or if they differ in space, group, fiber, length, chart, cutoff,
-        levels, dtype or device, or in the presence of a raster or a cell.
-        """
-        check_arguments(LiftedGraph.collate, locals())
-        alike = "group", "space", "fiber", "length", "levels", "relative.chart", "relative.cutoff"
-        clouds = collate_clouds(graphs, alike)
-        parts = [graph.relative for graph in graphs]
-        graph = LiftedGraph.over(
-            clouds,
-            neighbors=Neighbors.collate([part.neighbors for part in parts]),
-            levels=graphs[0].levels,
-            **{name: getattr(parts[0], name) for name in ("space", "length", "group", "chart", "cutoff")},
-            **{name: collated(name, parts) for name in ("pose", "elements", "dilation", "levels_up", "given")},
-        )
-        join_rows(graph.relative, parts)
-        inputs = {name: collated(name, graphs) for name in ("log_measure", "vectors", "edge_features", "charge")}
-        return replace(graph, **cast(dict[str, Any], inputs))
 
 
 # --- pieces of large clouds -------------------------------------------------------------------------------------------

@@ -1,8 +1,6 @@
 """Neighbor lists."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Self, cast
 
 import torch
@@ -243,31 +241,6 @@ class Neighbors(Movable):
         target = keys // max(num_points, 1)
         return cls(_pointers(target, num_points), keys - target * num_points, target)
 
-    @staticmethod
-    def collate(lists: Sequence["Neighbors"]) -> "Neighbors":
-        """Return the disjoint union: the points of the first list, then those of the second, and so on.
-
-        Lists without shifts get zero shifts if others have shifts.
-        """
-        if not lists:
-            raise ValueError("lists: expected at least one Neighbors, got none")
-        for number, one in enumerate(lists):
-            if one.device != lists[0].device:
-                raise ValueError(f"lists: expected all lists on {lists[0].device}, got list {number} on {one.device}")
-        whole = [one.whole_clouds for one in lists if one.whole_clouds is not None]
-        if len(whole) == len(lists):
-            clouds = accumulate((layout.shape[0] for layout in whole), initial=0)
-            cloud = torch.cat([layout.cloud + first for layout, first in zip(whole, clouds, strict=False)])
-            if (union := all_pairs_of_clouds(cloud)) is not None:
-                return union
-        points = list(accumulate((one.num_points for one in lists), initial=0))
-        edges = accumulate((one.num_edges for one in lists), initial=0)
-        ends = [one.row_ptr[1:] + first for one, first in zip(lists, edges, strict=False)]
-        row_ptr = torch.cat([lists[0].row_ptr[:1], *ends])
-        source = torch.cat([one.source + first for one, first in zip(lists, points, strict=False)])
-        target = torch.cat([one.target + first for one, first in zip(lists, points, strict=False)])
-        return Neighbors(row_ptr, source, target, shift=_join_shifts(lists))
-
 
 class _AllOfClouds(Neighbors):
     """All pairs of points of each cloud. The lists are built on first use, since attention over clouds needs none."""
@@ -350,14 +323,6 @@ def check_within_clouds(expected: str, neighbors: Neighbors, batch: Tensor) -> N
     if crossing.any():
         source, target = (int(end[first_true(crossing)]) for end in (neighbors.source, neighbors.target))
         raise ValueError(f"{expected}, got one from point {source} to point {target} of another cloud")
-
-
-def _join_shifts(lists: Sequence[Neighbors]) -> Tensor | None:
-    given = [one.shift for one in lists if one.shift is not None]
-    if not given:
-        return None
-    absent = [given[0].new_zeros(one.num_edges, given[0].shape[1]) for one in lists]
-    return torch.cat([zero if one.shift is None else one.shift for one, zero in zip(lists, absent, strict=True)])
 
 
 def _pointers(ascending: Tensor, number: int) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 from typing import Any, Literal, cast
 
 import torch
@@ -388,29 +387,6 @@ class RelativeElements(Movable):
 def rows_of(value: Tensor | None, rows: Tensor) -> Tensor | None:
     """Return some rows of a tensor, or None for None."""
     return None if value is None else value[rows]
-
-
-def collated(name: str, parts: Sequence[Any]) -> Tensor | None:
-    """Concatenate an attribute of several graphs or relative elements, or return None if all are None."""
-    values = [getattr(part, name) for part in parts]
-    if any((value is None) != (values[0] is None) for value in values):
-        raise ValueError(f"graphs: expected {name} in all graphs or in none")
-    return None if values[0] is None else torch.cat(values)
-
-
-def join_rows(whole: RelativeElements, parts: Sequence[RelativeElements]) -> None:
-    """Reuse the rows that the graphs have found, and their positions if all of them have been computed."""
-    kept, rows = vars(whole), [part.row for part in parts]
-    kept["_rows_known"] = True
-    if any(row is not None for row in rows):
-        starts = accumulate((part.num_rows for part in parts), initial=0)
-        edges = accumulate((part.neighbors.num_edges for part in parts), initial=0)
-        own = [p._rows() if row is None else row for p, row in zip(parts, rows, strict=True)]
-        kept["_row"] = torch.cat([row + first for row, first in zip(own, starts, strict=False)])
-        kept["_representatives"] = torch.cat([p._rows() + first for p, first in zip(parts, edges, strict=False)])
-    positions = [part._positions for part in parts]
-    if all(position is not None for position in positions):
-        kept["_positions"] = torch.cat(cast(list[Tensor], positions))
 
 
 def _distinct(displacements: Tensor, extent: Tensor, cloud: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -275,7 +275,6 @@ OWN: dict[str, dict[str, Any]] = {
     "geometry.LiftedGraph.at": {"pos": POS, "deformation": torch.eye(2)[None]},
     "geometry.LiftedGraph.keeping": {"points": torch.tensor([0, 2]), "clouds": point_clouds(POS[[0, 2]])},
     "geometry.LiftedGraph.select_edges": {"kept": torch.arange(0, EDGES, 2)},
-    "geometry.LiftedGraph.collate": {"graphs": [GRAPH, GRAPH]},
     "geometry.LiftedGraph.to": {"device": "cpu"},
     "geometry.coarsen": {"points": POS, "fraction": 0.5},
     "geometry.Coarse": {

@@ -1000,9 +1000,11 @@ class TestFrames:
             frame.arrays["REF_forces"] = frame.positions
         pytest.importorskip("ase.io").write(tmp_path / "frames.xyz", frames, format="extxyz")
         with (
-            pytest.warns(UserWarning, match="frames: expected 'energy', got only REF_energy; pass keys={'energy': "),
-            pytest.warns(UserWarning, match="frames: expected 'forces', got only REF_forces"),
-            pytest.warns(UserWarning, match="frames: expected 'dipole', got only REF_dipole"),
+            pytest.warns(
+                UserWarning, match="frames: no energy is read, but there is REF_energy; pass keys={'energy': "
+            ),
+            pytest.warns(UserWarning, match="frames: no forces is read, but there is REF_forces"),
+            pytest.warns(UserWarning, match="frames: no dipole is read, but there is REF_dipole"),
         ):
             ld.Molecules.from_ase(frames)
         keys = {"energy": "REF_energy", "forces": "REF_forces", "dipole": "REF_dipole", "charge": "total_charge"}
@@ -1016,41 +1018,32 @@ class TestFrames:
             torch.testing.assert_close(molecules[1].dipole, 0.4 * molecules[1].pos[1:])
 
     @pytest.mark.parametrize(
-        ("names", "keys", "energy", "force"),
+        ("keys", "energy", "force"),
         [
-            (("energy", "forces", "dft_energy", "dft_forces"), {"energy": "dft_energy"}, -5, 9),
-            (("energy", "forces", "dft_energy", "dft_force"), {"energy": "dft_energy"}, -5, 9),
-            (("energy", "forces", "energy_pbe", "forces_pbe"), {"energy": "energy_pbe"}, -5, 9),
-            (("energy", "forces", "dft_energy", "dft_forces"), {"forces": "dft_forces"}, -5, 9),
-            (("energy", "forces", "dft_energy", "dft_forces"), {"energy": "dft_energy", "forces": "forces"}, -5, 1),
-            (("free_energy", "forces", "dft_energy", "dft_forces"), {"energy": "free_energy"}, -1, 1),
+            ({"energy": "dft_energy"}, -5, None),
+            ({"energy": "dft_energy", "forces": "dft_forces"}, -5, 9),
+            ({"energy": "dft_energy", "forces": "forces"}, -5, 1),
+            ({"forces": "dft_forces"}, None, 9),
+            ({"charge": "total"}, -1, 1),
         ],
     )
-    def test_labels_of_one_level_of_theory(self, tmp_path, names, keys, energy, force):
-        text = "1\nProperties=species:S:1:pos:R:3:{1}:R:3:{3}:R:3 {0}=-1 {2}=-5\nO 0 0 0 1 1 1 9 9 9\n"
-        (tmp_path / "frames.xyz").write_text(text.format(*names))
-        data = ld.ExtendedXYZ(tmp_path / "frames.xyz", "all", references=False, keys=keys)[0]
-        assert data.energy.tolist() == [energy]
-        assert data.force.tolist() == [[force] * 3]
-
-    @pytest.mark.parametrize("key", ["dft_energy", "E", "energy_total"])
-    def test_labels_of_another_level_are_left_out(self, key):
-        ase = pytest.importorskip("ase")
-        frame = ase.Atoms("O", [[0, 0, 0]], info={key: -5.0, "energy": -1.0})
-        frame.arrays["forces"] = np.ones((1, 3))
-        with pytest.warns(
-            UserWarning, match=f"'forces' is left out, since it may be of another level of .* {key}; pass"
-        ):
-            data = ld.Molecules.from_ase([frame], references=False, keys={"energy": key})[0]
-        assert data.energy.tolist() == [-5]
-        assert "force" not in data
+    @pytest.mark.filterwarnings("ignore:frames. besides:UserWarning")
+    def test_labels_of_several_levels_of_theory(self, tmp_path, recwarn, keys, energy, force):
+        """With names of labels no other ones are read, since these may be of another level."""
+        text = "1\nProperties=species:S:1:pos:R:3:forces:R:3:dft_forces:R:3 energy=-1 dft_energy=-5 total=1\n"
+        (tmp_path / "frames.xyz").write_text(text + "O 0 0 0 1 1 1 9 9 9\n")
+        data = ld.ExtendedXYZ(tmp_path / "frames.xyz", "all", keys=keys)[0]
+        for name, found, wanted in (("energy", data.get("energy"), energy), ("forces", data.get("force"), force)):
+            assert found is None if wanted is None else found.unique().tolist() == [wanted]
+            told = f"frames: no {name} is read, but there is dft_{name}, {name}; pass keys={{'{name}': 'dft_{name}'}}"
+            assert any(str(one.message).startswith(told) for one in recwarn) == (wanted is None)
 
     def test_several_levels_without_keys(self):
         ase = pytest.importorskip("ase")
         frame = ase.Atoms("O", [[0, 0, 0]], info={"energy": -1.0, "REF_energy": -5.0, "energy_unit": "eV"})
         frame.arrays |= {"forces": np.ones((1, 3)), "REF_forces": np.zeros((1, 3))}
         frame.info["forces_unit"] = "eV/A"
-        with pytest.warns(UserWarning, match="'forces' are read, and there are others, of REF_energy; pass keys"):
+        with pytest.warns(UserWarning, match="read, there are REF_energy, REF_forces; pass keys"):
             assert ld.Molecules.from_ase([frame])[0].energy.tolist() == [-1]
 
     @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Properties of frames of the package ase, as arguments for :class:`Molecules`."""
 
-import re
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,9 +14,6 @@ from lieattn_datasets._targets import Units, fit_atoms
 # attributes of items by the names of ase; names in other files, such as REF_energy, contain them
 _ATTRIBUTES = {"energy": "energy", "forces": "force", "stress": "stress", "virial": "virial", "dipole": "dipole"}
 _STATES = ("charge", "spin")
-_NAMED = re.compile(r"(.*?)(?:free_)?(energ(?:y|ies)|forces?|stress(?:es)?|virials?|dipoles?)(.*)", re.IGNORECASE)
-_UNITS = ("unit", "units")  # endings of names of entries that state a unit
-_PLAIN = ("", "")  # prefix and suffix of the names of ase
 _LARGEST_STRESS = 10.0  # eV/angstrom^3, 1,602 GPa
 _CLOSEST = 0.3  # angstrom between two atoms
 _NEAR, _MOST_NEAR = 0.3, 1000  # angstrom between the atoms of frames that are compared, and frames of a composition
@@ -90,53 +86,26 @@ def _properties(frames: Sequence[Any], keys: Mapping[str, str]) -> dict[str, lis
     for name, key in keys.items():
         some = any(value is not None for value in found[name])
         require(some, "keys", f"a name that the frames have for {name}, some of {there}", repr(key))
-    names = _of_one_level(there, keys)
-    found |= {name: read(name, names.get(name)) for name in _ATTRIBUTES if name not in keys}
-    found |= {name: read(name, name) for name in _STATES if name not in keys}
-    for name, stem in _ATTRIBUTES.items():
-        others = [other for other in there if stem in other.lower() and other not in (name, *names.values())]
-        if others and name in names and all(value is None for value in found[name]):
-            hint = f"pass keys={{{name!r}: {others[0]!r}}} to read it"
-            warnings.warn(f"frames: expected {name!r}, got only {', '.join(others)}; {hint}", stacklevel=4)
+    chosen = [key for name, key in keys.items() if name in _ATTRIBUTES]
+    for name in (name for name in (*_ATTRIBUTES, *_STATES) if name not in keys):
+        found[name] = read(name, name if not chosen or name in _STATES else None)
+    read_already = {*chosen, *(() if chosen else _ATTRIBUTES), "free_energy"}
+    others = {
+        name: [other for other in there if stem in other.lower() and other not in read_already and not _is_unit(other)]
+        for name, stem in _ATTRIBUTES.items()
+    }
+    absent = [name for name in _ATTRIBUTES if all(value is None for value in found[name])]
+    for name in (name for name in absent if others[name]):
+        hint = f"pass keys={{{name!r}: {others[name][0]!r}}} to read one"
+        warnings.warn(f"frames: no {name} is read, but there is {', '.join(others[name])}; {hint}", stacklevel=4)
+    if not chosen and all(others[name] and name not in absent for name in ("energy", "forces")):
+        several = ", ".join((*others["energy"], *others["forces"]))
+        warnings.warn(f"frames: besides those that are read, there are {several}; pass keys to read them", stacklevel=4)
     return found
 
 
-def _of_one_level(there: Sequence[str], keys: Mapping[str, str]) -> dict[str, str]:
-    """Return the entries to read: the keys, and entries of the same level of theory for other properties.
-
-    Prefix and suffix are the level: ``dft_energy`` and ``dft_forces`` are of one. A property that frames have only of
-    other levels is left out with a warning.
-    """
-    given = [key for name, key in keys.items() if name in _ATTRIBUTES]
-    levels = {_level(key)[1] for key in given} or {_PLAIN}
-    names = dict(keys)
-    for name in _ATTRIBUTES:
-        same = [other for other in (name, *there) if _level(other) == (_level(name)[0], *levels)]
-        if name not in keys and (same or name not in there):
-            names[name] = same[0] if same else name
-        elif name not in keys:
-            warnings.warn(
-                f"frames: {name!r} is left out, since it may be of another level of theory than {', '.join(given)}; "
-                f"pass {name!r} in keys too to read it",
-                stacklevel=5,
-            )
-    of_levels = (
-        {_level(key)[1] for key in there if _level(key)[0] == _level(name)[0]} for name in ("energy", "forces")
-    )
-    several = set.intersection(*of_levels)
-    if not given and len(several) > 1 and {"energy", "forces"} <= set(there):
-        others = ", ".join(f"{before}energy{after}" for before, after in sorted(several - {_PLAIN}))
-        warnings.warn(
-            f"frames: 'energy' and 'forces' are read, and there are others, of {others}; pass keys to read those",
-            stacklevel=5,
-        )
-    return names
-
-
-def _level(key: str) -> tuple[Any, ...]:
-    """Return the property that an entry is named after, and its prefix and suffix, or None for both."""
-    match = None if key.lower().endswith(_UNITS) else _NAMED.fullmatch(key)
-    return (match[2][:5].lower(), (match[1], match[3])) if match else (None, None)
+def _is_unit(name: str) -> bool:
+    return name.lower().endswith(("unit", "units"))
 
 
 def _warn_of_contradictions(frames: Sequence[Any], known: Mapping[str, list[Any]]) -> None:
@@ -157,7 +126,8 @@ def _warn_of_contradictions(frames: Sequence[Any], known: Mapping[str, list[Any]
     }
     for number, frame in enumerate(frames):
         for name, value in frame.info.items():
-            if name.lower().endswith(_UNITS) and _NAMED.fullmatch(name) and "ev" not in str(value).lower():
+            named = _is_unit(name) and any(stem in name.lower() for stem in _ATTRIBUTES.values())
+            if named and "ev" not in str(value).lower():
                 problem = f"{name}={value} is stated, but numbers are read as they are, in eV, angstrom and e,"
                 problems.setdefault(problem, np.zeros(len(frames), dtype=bool))[number] = True
     for problem, where in problems.items():

@@ -145,21 +145,20 @@ class Molecules(Clouds):
             there. The sum has one number per element, fitted by least squares in float64 (``atom_energies`` of the
             result, in the energy unit).
         keys
-            Names of properties in these frames if they have others, such as ``{"energy": "REF_energy"}``. Other
-            properties are then read from entries of the same level of theory, with this prefix and suffix, here
-            ``REF_forces``, or left out with a warning.
+            Names of properties in these frames if they have others, such as ``{"energy": "REF_energy", "forces":
+            "REF_forces"}``. If energy, forces, stress, virial or dipole are among them, others of these are not read.
         transform
             Function that is applied to each new ``Data``.
 
         Warns
         -----
         UserWarning
-            If no energy, force, stress, virial or dipole is read, but the frames have entries with similar names or
-            other levels of theory; if atoms have changed after the calculation, so that the results of their
-            calculators are not read; if a frame that is not periodic along three vectors has a stress, which is left
-            out; or if labels contradict each other: another unit is stated, a stress is above 10
-            eV/angstrom^3, a virial is not minus stress times volume, an energy differs from that of a frame less than
-            0.3 angstrom away by another amount than by the forces, or atoms are closer than 0.3 angstrom.
+            If no energy, force, stress, virial or dipole is read, but the frames have entries with similar names; if
+            atoms have changed after the calculation, so that the results of their calculators are not read; if a frame
+            that is not periodic along three vectors has a stress, which is left out; or if labels contradict each
+            other: another unit is stated, a stress is above 10 eV/angstrom^3, a virial is not minus stress times
+            volume, an energy differs from that of a frame less than 0.3 angstrom away by another amount than by the
+            forces, or atoms are closer than 0.3 angstrom.
 
         Examples
         --------

@@ -373,9 +373,6 @@ class TestCifar:
             ld.CIFAR10(tmp_path)
         monkeypatch.setitem(ld.CIFAR10._counts, "test", 10)
         assert len(ld.CIFAR10(tmp_path, "test")) == 10
-        (tmp_path / "cifar-10-batches-bin" / "test_batch.bin").write_bytes(cifar(COLOR, LABELS[[0, *range(9)]]))
-        with pytest.raises(ValueError, match="does not hold equally many images of each class"):
-            ld.CIFAR10(tmp_path, "test")
 
     def test_cifar100_has_fine_labels(self, tmp_path):
         (tmp_path / "test.bin").write_bytes(cifar(COLOR, LABELS[:10] + 90, coarse=bytes([19])))
@@ -420,7 +417,7 @@ class TestPatchCamelyon:
             (images[:, :32], labels, "expected uint8 of .96, 96, 3."),
             (images / 255, labels, "has float64 images"),
             (images, labels[:3], f"{PCAM_Y} has 3 labels, but there are 5 images"),
-            (images, labels * 2, "labels other than 0 and 1"),
+            (images, labels * 2, rf"{PCAM_Y} has y in 0 \.\. 2, expected 0 \.\. 1"),
         ):
             write_pcam(tmp_path, bad, marks)
             with pytest.raises(ValueError, match=message):

@@ -1,6 +1,5 @@
 """Photographs in color: CIFAR and PatchCamelyon."""
 
-import functools
 import os
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,8 +10,8 @@ from numpy.typing import NDArray
 from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._clouds import Card, Transform
 from lieattn_datasets._download import SOURCES, fetch
-from lieattn_datasets._files import MOST_BYTES, Release
-from lieattn_datasets._hdf5 import open_hdf5
+from lieattn_datasets._files import Release
+from lieattn_datasets._hdf5 import open_hdf5, read_hdf5
 from lieattn_datasets._images import NpzImages, OfficialImages, Read
 from lieattn_datasets._splits import Split, half_of, hold_out
 
@@ -80,8 +79,8 @@ class CIFAR10(OfficialImages):
         Whether to download the archive if files of the half are missing, compare its digest, and unpack it into the
         subfolder ``cifar-10-batches-bin`` of the root. Nothing is downloaded otherwise.
     verify
-        Whether the number of images must be that of the official files, with equally many of each class. (Only the
-        archive has a published digest.) If False, any files in the same format are read.
+        Whether the number of images must be that of the official files. (Only the archive has a published digest.) If
+        False, any files in the same format are read.
     transform
         Function that is applied to each new ``Data``.
     """
@@ -104,13 +103,9 @@ class CIFAR10(OfficialImages):
             fetch(self._release, root, *self._batches[part])
         paths = [self._release.locate(root, name) for name in self._batches[part]]
         rows = np.concatenate([self._rows(path) for path in paths])
-        labels, classes = rows[:, -1 - _PIXELS], self._format[0]
-        if verify and len(rows) == self._counts[part]:
-            equal = np.ptp(np.bincount(labels, minlength=classes)) == 0
-            self._release.require(equal, paths[-1].parent, "does not hold equally many images of each class")
         # The red, the green and the blue plane follow the label, each of them row by row.
         images = rows[:, -_PIXELS:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-        return paths[-1].parent, np.ascontiguousarray(images), labels
+        return paths[-1].parent, np.ascontiguousarray(images), rows[:, -1 - _PIXELS]
 
     def _rows(self, path: Path) -> NDArray[np.uint8]:
         """Return the images of a file, ``[images, labels + 3072]``. The last label is the one that is used."""
@@ -235,13 +230,13 @@ class PatchCamelyon(OfficialImages):
         path, label_path = (_PCAM.locate(root, name) for name in names)
         for each in (path, label_path) if verify else ():
             _PCAM.check_file(each)
-        images, labels = H5Images(path), _read_labels(label_path)
+        images, (labels,) = H5Images(path), read_hdf5(_PCAM, label_path, {"y": "integer [images, ...]"})
         right = images.shape[1:] == (96, 96, 3) and images.dtype == np.uint8
         problem = f"has {images.dtype} images of shape {images.shape[1:]}, expected uint8 of (96, 96, 3)"
         _PCAM.require(right, path, problem)
-        problem = f"has {len(labels)} labels, but there are {images.shape[0]} images"
-        _PCAM.require(len(labels) == images.shape[0], label_path, problem)
-        return path, images, labels
+        problem = f"has {labels.size} labels, but there are {images.shape[0]} images"
+        _PCAM.require(labels.size == len(labels) == images.shape[0], label_path, problem)
+        return path, images, _PCAM.check_indices(label_path, "y", labels.reshape(-1), 2)
 
 
 class H5Images:
@@ -272,20 +267,3 @@ class H5Images:
             self._source = open_hdf5(_PCAM, self._path, "x")
             self._process = os.getpid()
         return self._source
-
-
-def _read_labels(path: Path) -> NDArray[np.int64]:
-    require, source = functools.partial(_PCAM.require, path=path), open_hdf5(_PCAM, path, "y")
-    try:
-        one_each = source.dtype.kind in "iu" and source.ndim and source.size == source.shape[0] and source.size
-        found = f"has labels of {source.dtype} {source.shape}"
-        require(one_each, problem=f"{found}, expected one integer per image")
-        small = source.size * source.dtype.itemsize <= MOST_BYTES
-        require(small, problem=f"has {source.size} labels, which exceed {MOST_BYTES} bytes")
-        labels = np.asarray(source[...]).reshape(-1)
-    except OSError as error:
-        raise _PCAM.damaged(path, f"cannot be read ({error})") from error
-    finally:
-        source.file.close()
-    require(np.isin(labels, (0, 1)).all(), problem="has labels other than 0 and 1")
-    return labels.astype(np.int64)

@@ -37,11 +37,17 @@ KINDS = {
     "stand-alone": StandAloneSelfAttention,
     "lifting": LiftingAffineSelfConvolution,
 }
+VARIANTS = {
+    **KINDS,
+    "full": partial(AffineSelfConvolution, full_psi=True),
+    "pairwise": partial(StandAloneSelfAttention, pairwise=True),
+    "full and pairwise": partial(SimpleAffineSelfConvolution, full_psi=True, pairwise=True),
+}
 
 
 def layer_of(kind, group, positions=SMOOTH, **options):
-    layer = KINDS[kind](group, CHANNELS, 4, positions, **{"channels": WIDTH, "heads": HEADS, **options})
-    return randomize(layer.double(), spread=0.5)
+    layer = VARIANTS[kind](group, CHANNELS, 4, positions, **{"channels": WIDTH, "heads": HEADS, **options})
+    return randomize(layer.double(), spread=0.2 if layer.full_psi else 0.5)
 
 
 def field(kind, group, points):
@@ -52,7 +58,7 @@ def field(kind, group, points):
 # --- on clouds ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", VARIANTS)
 def test_gradients_of_positions_twice(kind):
     group = cyclic(3)
     layer, x = layer_of(kind, group), field(kind, group, 4)
@@ -155,10 +161,10 @@ def test_image_batches_of_different_sizes():
     torch.testing.assert_close(together, apart, rtol=1e-12, atol=1e-12)
 
 
-# --- the formula ----------------------------------------------------------------------------------------------
+# --- full matrices and pairwise scores ------------------------------------------------------------------------
 
 
-def literal(layer, x, group, sides):
+def literal(layer, x, group, sides, *, full, pairwise):
     """Evaluate the layer by loops over points, frames, offsets and frames, with one affine map per pair of elements."""
     places = [(right, sides[0] - 1 - row) for row in range(sides[0]) for right in range(sides[1])]
     offsets = torch.tensor(layer.positions.offsets, dtype=torch.float64)
@@ -169,12 +175,14 @@ def literal(layer, x, group, sides):
         """Return one term of A(h, x; y), with psi and beta evaluated at h⁻¹m and h⁻¹(y - x)."""
         seen = group.elements[group.inverse_index[h]] @ offset
         row = int((offsets - seen).norm(dim=1).argmin())
-        return psi[group.relative_index[h, m], row] * f, beta[row]
+        factor = psi[group.relative_index[h, m], row]
+        return factor @ f if full else factor * f, beta[row]
 
     for i, h in product(range(len(x)), range(group.order)):
         query = layer.query_map.beta
         for m in range(group.order):
-            query = query + layer.query_map.psi[group.relative_index[h, m]] * embedded[0][i, m]
+            factor = layer.query_map.psi[group.relative_index[h, m]]
+            query = query + (factor @ embedded[0][i, m] if full else factor * embedded[0][i, m])
         keys, values = [], []
         for offset in offsets:
             there = (places[i][0] + int(offset[0]), places[i][1] + int(offset[1]))
@@ -186,7 +194,10 @@ def literal(layer, x, group, sides):
                     for m in range(group.order)
                     for f in [embedded[signal][places.index(there), m] if there in places else torch.zeros_like(query)]
                 ]
-                found.append(sum(product for product, _ in terms) + terms[0][1])
+                if pairwise:
+                    found += [product + beta for product, beta in terms]
+                else:
+                    found.append(sum(product for product, _ in terms) + terms[0][1])
         query, keys, values = (t.unflatten(-1, (HEADS, -1)) for t in (query, torch.stack(keys), torch.stack(values)))
         alpha = ((query * keys).sum(-1) / layer.channels).softmax(0)
         out[i, h] = (alpha[..., None] * values).sum(0).flatten()
@@ -194,14 +205,26 @@ def literal(layer, x, group, sides):
 
 
 @pytest.mark.usefixtures("every_backend")
-@pytest.mark.parametrize(("border", "group"), [("mask", "C4"), ("zero", "D4")])
-def test_layers_are_their_formula(border, group):
+@pytest.mark.parametrize(
+    ("full", "pairwise", "border", "group"),
+    [*((*kind, "mask", "C4") for kind in product([False, True], repeat=2)), (False, False, "zero", "D4")],
+)
+def test_layers_are_their_formula(full, pairwise, border, group):
     group, sides = SMALL_GROUPS[group], (2, 3)
-    layer = layer_of("affine", group, RelativePositionTable.square(3, border=border))
+    layer = layer_of("affine", group, RelativePositionTable.square(3, border=border), full_psi=full, pairwise=pairwise)
     x, graph = field("affine", group, 6), lift(pixel_positions(*sides, dtype=torch.float64), group, PixelSquare(3))
     with torch.no_grad():
-        wanted = literal(layer, x, group, sides)
+        wanted = literal(layer, x, group, sides, full=full, pairwise=pairwise)
         torch.testing.assert_close(layer(x, graph), wanted, rtol=1e-11, atol=1e-11)
+
+
+def test_full_matrices_start_with_the_variance_of_factors():
+    for positions in (RelativePositionTable.square(5), FourierFeatures()):
+        for full in (False, True):
+            layer = AffineSelfConvolution(cyclic(4), 4, 64, positions, full_psi=full)
+            psi, _ = layer.value_map.center()
+            moved = psi @ torch.randn(64, 999) if full else psi[..., None] * torch.randn(64, 999)
+            assert abs(float(moved.detach().std()) - 1) < 0.3
 
 
 # --- what it reduces to ---------------------------------------------------------------------------------------
@@ -481,6 +504,7 @@ ERRORS = {
         lambda: SimpleAffineSelfConvolution(P4, 3, 4, RelativePositionTable(((1.0, 0.0),))),
         "offsets: expected displacement 0 among them",
     ),
+    "no psi": (lambda: StandAloneSelfAttention(P4, 3, 4, SMOOTH, full_psi=True), "full_psi: expected False"),
     "narrow heads": (
         lambda: StandAloneSelfAttention(P4, 3, 1, SMOOTH),
         "channels: 2 coordinates need at least 2 channels over all heads, got 1",

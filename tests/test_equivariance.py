@@ -138,6 +138,9 @@ LAYERS = {
     "affine, simple": affine(SimpleAffineSelfConvolution),
     "affine, stand-alone": affine(StandAloneSelfAttention),
     "affine, mean": affine(AffineSelfConvolution, normalize="mean"),
+    "affine, full psi": affine(AffineSelfConvolution, full_psi=True),
+    "affine, pairs": affine(StandAloneSelfAttention, pairwise=True),
+    "affine, full": affine(AffineSelfConvolution, full_psi=True, pairwise=True),
     "convolution": lambda m: GroupConvolution(NetworkKernel(m.group, CHANNELS, 3)),
     "convolution, separable": lambda m: GroupConvolution(NetworkKernel(m.group, CHANNELS, 3, form="separable")),
     "convolution, window": lambda m: GroupConvolution(NetworkKernel(m.group, CHANNELS, 3, window=True)),
@@ -194,7 +197,7 @@ SOME = ("D3", "C3 on scales", "SE(3), posed D2", "SE(3), principal", "R^2")
 VARIANTS = {
     *("lifting, mlp", "lifting, mean", "query sum, encoded features", "query sum, exp-mean", "joint, none"),
     *("joint, mlp", "joint, mlp values, mean", "framewise, mlp", "lie, mean", "lie, location"),
-    *("lie, relative position", "affine, mean"),
+    *("lie, relative position", "affine, mean", "affine, full psi", "affine, pairs", "affine, full"),
     *("convolution, window", "convolution, separable", "convolution, input attention", "convolution, pose attention"),
 }
 FITTING = [

@@ -17,7 +17,7 @@ from lieattn.geometry import LiftedGraph
 from lieattn.groups import FiniteGroup
 from lieattn.nn._attention import GroupAttention
 from lieattn.nn._linear import GroupLinear
-from lieattn.nn.relative._affine import AffineEdges, AffineMap, AffinePositions, AxisKeys, for_keys
+from lieattn.nn.relative._affine import AffineEdges, AffineMap, AffinePositions, AxisKeys, factors, for_keys
 from lieattn.ops import Normalization, RelativeTerms
 
 
@@ -39,6 +39,8 @@ class _AffineAttention(GroupAttention):
         scale: float | None = None,
         normalize: Normalization = "softmax",
         dropout: float = 0.0,
+        full_psi: bool = False,
+        pairwise: bool = False,
     ) -> None:
         check_arguments(_AffineAttention.__init__, locals())
         check_counts(in_channels=in_channels, out_channels=out_channels)
@@ -46,13 +48,14 @@ class _AffineAttention(GroupAttention):
         check_counts(channels=self.channels, heads=heads)
         if self.channels % heads:
             raise ValueError(f"heads: {heads} heads do not divide {self.channels} channels")
-        self.positions = positions
+        self.positions, self.full_psi = positions, full_psi
         super().__init__(
             in_channels,
             out_channels,
             heads=heads,
             head_channels=self.channels // heads,
-            pattern="pooled",
+            # Features of points have no frames to distinguish.
+            pattern="joint" if pairwise and not self.lifts else "pooled",
             normalize=normalize,
             # The paper divides by the number of all channels, not by its square root or by the channels of a head.
             scale=1 / self.channels if scale is None else scale,
@@ -68,16 +71,18 @@ class _AffineAttention(GroupAttention):
     def _embed(self, channels: int) -> None:
         """Create embeddings and affine maps."""
         self._build_projections(channels)
-        self.query_map = FiberAffine(self.group, channels, lifting=self.lifting)
+        self.query_map = FiberAffine(self.group, channels, lifting=self.lifting, full=self.full_psi)
         self.key_map, self.value_map = (self._affine_map(channels) for _ in range(2))
 
     def _affine_map(self, channels: int) -> AffineMap:
-        return self.positions.affine_map(self.group, channels, lifting=self.lifting, heads=self.heads)
+        options = {"lifting": self.lifting, "full": self.full_psi}
+        return self.positions.affine_map(self.group, channels, heads=self.heads, **options)
 
     def attend(self, x: Tensor, graph: LiftedGraph, *, return_weights: bool = False) -> tuple[Tensor, Tensor | None]:
         """Return the output and, with ``return_weights``, the weights on the edges of ``positions.edges(graph)``.
 
-        The weights are ``[edges, fiber, heads]``.
+        The weights are ``[edges, fiber, heads]``, or ``[edges, fiber, fiber, heads]`` with an axis of key frames if
+        ``pairwise``.
         """
         x = self.checked(x, graph)
         edges = self.positions.edges(graph)
@@ -124,10 +129,19 @@ class AffineSelfConvolution(_AffineAttention):
 
     with one weight for a neighbor and all of its frames. A group-tied linear map joins the heads.
 
+    With ``pairwise`` scores, the softmax is over pairs (y, m), and each term of the sum over frames has its own beta:
+
+    .. math::
+        z(h, x) = \sum_{y \in N(x)} \sum_m \operatorname{softmax}_{y, m}
+        \big( s \langle A^Q(h, x; x), A^K_m(h, x; y) \rangle \big) A^V_m(h, x; y), \qquad
+        A_m(h, x; y) = \psi(h^{-1} m, h^{-1}(y - x)) f(m, y) + \beta(h^{-1}(y - x)) .
+
     **Equivariance.** If (t, h) in R^d ⋊ H acts on the points and the field is translated by h, the output is translated
     by h. This is exact for every H if neighborhoods are balls, and on grids for every H that preserves the window.
 
     **Cost.** The time is O(edges |H|² channels). If psi is a network, its table has edges x |H|² x channels entries.
+    With full matrices as psi, both are larger by the number of channels. Pairwise scores store a key and a value for
+    each pair of frames.
 
     Parameters
     ----------
@@ -140,6 +154,11 @@ class AffineSelfConvolution(_AffineAttention):
         Channels of queries, keys and values, over all heads; out_channels if absent.
     scale
         Factor s of the scores; 1 / channels if absent, as in the paper.
+    full_psi
+        Whether psi is a matrix that mixes the channels, in place of a factor for each channel as in the paper, which
+        costs less.
+    pairwise
+        Whether each frame of a neighbor has its own score. The parameters are the same.
 
     Examples
     --------
@@ -206,17 +225,22 @@ class StandAloneSelfAttention(_AffineAttention):
         \sum_m v(m, y)
 
     The first channels of the beta of a head depend on the first coordinate of the displacement only, the next ones on
-    the second coordinate, and so on. The parameters are those of :class:`AffineSelfConvolution`.
+    the second coordinate, and so on. The parameters are those of :class:`AffineSelfConvolution`; ``full_psi`` raises
+    ValueError.
 
     **Equivariance.** That of :class:`AffineSelfConvolution`.
     """
 
     def _embed(self, channels: int) -> None:
+        if self.full_psi:
+            raise ValueError("full_psi: expected False, since here psi is 1; for others use AffineSelfConvolution")
         self._build_projections(channels)
         self.axis_keys: AxisKeys = self.positions.axis_keys(self.group, self.heads, channels // self.heads)
 
     def project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
         query = self.query(x).sum(dim=1, keepdim=True)
+        if self.pattern == "joint":  # this pattern needs a query for each frame
+            query = query.expand(-1, self.group.order, -1)
         return self._split(query), self._split(self.key(x)), self._split(self.value(x))
 
     def _terms(self, x: Tensor, graph: LiftedGraph) -> RelativeTerms:
@@ -229,9 +253,9 @@ class FiberAffine(KeptTables):
 
     relative: Tensor
 
-    def __init__(self, group: FiniteGroup, channels: int, *, lifting: bool = False) -> None:
+    def __init__(self, group: FiniteGroup, channels: int, *, lifting: bool = False, full: bool = False) -> None:
         super().__init__()
-        self.psi = nn.Parameter(torch.randn(1 if lifting else group.order, channels))
+        self.psi = nn.Parameter(factors(1 if lifting else group.order, channels, full=full))
         self.beta = nn.Parameter(torch.randn(channels))
         relative = torch.zeros(1, 1, dtype=torch.int64) if lifting else group.relative_index.clone()
         self.register_buffer("relative", relative, persistent=False)
@@ -241,5 +265,5 @@ class FiberAffine(KeptTables):
 
 
 def fiber_affine(x: Tensor, psi: Tensor, beta: Tensor, relative: Tensor) -> Tensor:
-    """Return Σ_m ψ(h⁻¹m) x(m) + β for x ``[points, fiber, channels]`` and ψ ``[frames, channels]``."""
-    return torch.einsum("pmc,hmc->phc", x, psi[relative]) + beta
+    """Return Σ_m ψ(h⁻¹m) x(m) + β for x ``[points, fiber, channels]``; ψ is ``[frames, channels]``, or has matrices."""
+    return torch.einsum("pmc,hmc->phc" if psi.ndim == 2 else "pmd,hmcd->phc", x, psi[relative]) + beta

@@ -92,10 +92,12 @@ class RelativePositionTable:
         check_has_numbers("offsets", offsets)
         return cls(tuple(map(tuple, offsets.tolist())), border, tolerance)
 
-    def affine_map(self, group: FiniteGroup, channels: int, *, lifting: bool = False, heads: int = 1) -> AffineMap:
-        """Return a new affine map; for ``lifting`` there is one key frame."""
+    def affine_map(
+        self, group: FiniteGroup, channels: int, *, lifting: bool = False, heads: int = 1, full: bool = False
+    ) -> AffineMap:
+        """Return a new affine map; for ``lifting`` there is one key frame, and with ``full`` psi mixes the channels."""
         check_group("group", group)
-        return TableMap(self, group, channels, lifting, heads)
+        return TableMap(self, group, channels, lifting, heads, full=full)
 
     def axis_keys(self, group: FiniteGroup, heads: int, channels: int) -> AxisKeys:
         """Return a new function that computes keys from the coordinates, with ``channels`` for each head."""
@@ -145,11 +147,13 @@ class FourierFeatures:
         check_count("hidden", self.hidden)
         check_length("init_scale", self.init_scale)
 
-    def affine_map(self, group: FiniteGroup, channels: int, *, lifting: bool = False, heads: int = 1) -> AffineMap:
+    def affine_map(
+        self, group: FiniteGroup, channels: int, *, lifting: bool = False, heads: int = 1, full: bool = False
+    ) -> AffineMap:
         """See :meth:`RelativePositionTable.affine_map`."""
         check_group("group", group)
         waves = Waves(group.dim, self.hidden, self.init_scale)
-        return WaveMap(waves, group, channels, lifting, heads)
+        return WaveMap(waves, group, channels, lifting, heads, full=full)
 
     def axis_keys(self, group: FiniteGroup, heads: int, channels: int) -> AxisKeys:
         """See :meth:`RelativePositionTable.axis_keys`."""
@@ -234,17 +238,19 @@ class OfEdges(RelativeFunction):
 class AffineMap(OfEdges):
     """Psi and beta of one affine map, with a value for each channel; for lifting there is one key frame.
 
+    If psi is ``full``, it is a matrix that mixes the channels.
+
     **Equivariance.** That of :class:`RelativeFunction`.
     """
 
     patterns = ("pooled", "joint")
     relative: Tensor
 
-    def __init__(self, group: FiniteGroup, channels: int, lifting: bool, heads: int) -> None:
+    def __init__(self, group: FiniteGroup, channels: int, lifting: bool, heads: int, *, full: bool = False) -> None:
         check_arguments(AffineMap.__init__, locals())
         super().__init__()
         check_counts(channels=channels, heads=heads)
-        self.group, self.heads = group, heads
+        self.group, self.heads, self.full = group, heads, full
         self.frames = 1 if lifting else group.order
         relative = torch.zeros(group.order, 1, dtype=torch.int64) if lifting else group.relative_index.clone()
         self.register_buffer("relative", relative, persistent=False)
@@ -252,14 +258,18 @@ class AffineMap(OfEdges):
     @abc.abstractmethod
     def tables(
         self, graph: LiftedGraph
-    ) -> tuple[Float[Tensor, "rows fiber frames channels"], Float[Tensor, "rows fiber channels"]]:
-        """Return psi ``[rows, out, key, channels]`` and beta ``[rows, out, channels]``, with the rows of the edges."""
+    ) -> tuple[Float[Tensor, "rows fiber frames channels *inputs"], Float[Tensor, "rows fiber channels"]]:
+        """Return psi ``[rows, out, key, channels]`` and beta ``[rows, out, channels]``, with the rows of the edges.
+
+        A full psi has one more axis at the end, for the channels of its input.
+        """
 
     @abc.abstractmethod
-    def center(self) -> tuple[Float[Tensor, "frames channels"], Float[Tensor, " channels"]]:
+    def center(self) -> tuple[Float[Tensor, "frames channels *inputs"], Float[Tensor, " channels"]]:
         """Return psi ``[frames, channels]`` of h_a⁻¹ h_b and beta ``[channels]`` at displacement 0.
 
-        ValueError is raised if a table has no row for displacement 0.
+        A full psi has one more axis, as in :meth:`tables`. ValueError is raised if a table has no row for displacement
+        0.
         """
 
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
@@ -267,6 +277,11 @@ class AffineMap(OfEdges):
         row = self.edge_rows(graph)
         psi, beta = (table.unflatten(3 - axis, (self.heads, -1)) for axis, table in enumerate(self.tables(graph)))
         return RelativeTerms(psi=psi, beta=beta[:, :, None], row=row)
+
+
+def factors(*shape: int, full: bool) -> Tensor:
+    """Draw a psi whose last axis is channels from N(0, 1), or draw ``full`` matrices that preserve the variance."""
+    return torch.randn(*shape, shape[-1]) / math.sqrt(shape[-1]) if full else torch.randn(*shape)
 
 
 def for_keys(terms: RelativeTerms) -> RelativeTerms:
@@ -299,12 +314,14 @@ class TableMap(AffineMap):
 
     turned: Tensor
 
-    def __init__(self, table: RelativePositionTable, group: FiniteGroup, channels: int, *sizes: Any) -> None:
-        super().__init__(group, channels, *sizes)
+    def __init__(
+        self, table: RelativePositionTable, group: FiniteGroup, channels: int, *sizes: Any, full: bool = False
+    ) -> None:
+        super().__init__(group, channels, *sizes, full=full)
         self.table = table
         rows, turned = _rows(table, group)
         distance, zero = rows.norm(dim=1).min(dim=0)
-        self.psi = nn.Parameter(torch.randn(self.frames, len(turned), channels))
+        self.psi = nn.Parameter(factors(self.frames, len(turned), channels, full=full))
         self.beta = nn.Parameter(torch.randn(len(turned), channels))
         self.zero = int(zero) if distance <= table.tolerance else None
         self.register_buffer("turned", turned.clone(), persistent=False)
@@ -321,15 +338,18 @@ class TableMap(AffineMap):
 class WaveMap(AffineMap):
     """Psi and beta as sums of waves; the amplitudes of psi depend on the frame h_a⁻¹ h_b."""
 
-    def __init__(self, waves: Waves, group: FiniteGroup, channels: int, *sizes: Any) -> None:
-        super().__init__(group, channels, *sizes)
+    def __init__(self, waves: Waves, group: FiniteGroup, channels: int, *sizes: Any, full: bool = False) -> None:
+        super().__init__(group, channels, *sizes, full=full)
         self.waves, hidden = waves, len(waves.phases)
-        self.psi = nn.Parameter(torch.randn(self.frames, channels, hidden) / math.sqrt(hidden))
+        mapped = (channels,) if full else ()
+        amplitudes = torch.randn(self.frames, channels, *mapped, hidden)
+        self.psi = nn.Parameter(amplitudes / math.sqrt(hidden * math.prod(mapped)))
         self.beta = nn.Parameter(torch.randn(channels, hidden) / math.sqrt(hidden))
 
     def tables(self, graph: LiftedGraph) -> tuple[Tensor, Tensor]:
+        check_is("graph", graph, LiftedGraph)
         waves = self.waves(graph.relative.positions)
-        return torch.einsum("tam,abcm->tabc", waves, self.psi[self.relative]), waves @ self.beta.mT
+        return torch.einsum("tam,ab...m->tab...", waves, self.psi[self.relative]), waves @ self.beta.mT
 
     def center(self) -> tuple[Tensor, Tensor]:
         waves = self.waves(self.waves.frequencies.new_zeros(self.waves.frequencies.shape[1]))

@@ -81,32 +81,24 @@ _ATOM_HEAT_CAPACITY = 2.981  # 3/2 R in cal/(mol K) for every free atom, from th
 _FROM_ATOMS = {name: f"{name}_atom" for name in ("u0", "u298", "h298", "g298")}
 
 
-@dataclass(frozen=True)
-class Quantity:
-    """Unit of a stored target: ``unit ** power``."""
-
-    unit: str
-    power: int = 1
-
-
-def quantities(energy: str, atomization: str) -> dict[str, Quantity]:
-    """Return the units of all targets, in the order of the files. Files store energies in different units."""
-    total, bohr = Quantity(energy), "bohr"
+def quantities(energy: str, atomization: str) -> dict[str, tuple[str, int]]:
+    """Return unit and power of all targets, in the order of the files. Files store energies in different units."""
+    total = energy, 1
     return {
-        "mu": Quantity("D"),
-        "alpha": Quantity(bohr, 3),
+        "mu": ("D", 1),
+        "alpha": ("bohr", 3),
         "homo": total,
         "lumo": total,
         "gap": total,
-        "r2": Quantity(bohr, 2),
+        "r2": ("bohr", 2),
         "zpve": total,
         "u0": total,
         "u298": total,
         "h298": total,
         "g298": total,
-        "cv": Quantity("cal/(mol K)"),
-        **dict.fromkeys(_FROM_ATOMS.values(), Quantity(atomization)),
-        **dict.fromkeys("ABC", Quantity("GHz")),
+        "cv": ("cal/(mol K)", 1),
+        **dict.fromkeys(_FROM_ATOMS.values(), (atomization, 1)),
+        **dict.fromkeys("ABC", ("GHz", 1)),
     }
 
 
@@ -125,7 +117,7 @@ def select_names(targets: str | Sequence[str], known: Sequence[str]) -> tuple[st
 
 def select(
     table: NDArray[np.float64],
-    stored: dict[str, Quantity],
+    stored: dict[str, tuple[str, int]],
     names: Sequence[str],
     atoms: NDArray[np.float64],
     units: Units,
@@ -140,7 +132,7 @@ def select(
     columns, labels = [], []
     for name in names:
         column = _FROM_ATOMS.get(name, name) if references else name
-        factor, label = units.convert(stored[column].unit, stored[column].power)
+        factor, label = units.convert(*stored[column])
         values = table[:, order.index(column)]
         if references and name == "cv":
             values = values - _ATOM_HEAT_CAPACITY * atoms

@@ -1,6 +1,5 @@
 """Data on the sphere: projections, areas, tangent fields, with files that the tests write."""
 
-import logging
 import math
 import pickle
 
@@ -263,17 +262,13 @@ class TestWind:
     @pytest.mark.parametrize("poles", [True, False])
     @pytest.mark.parametrize("order", [1, -1])
     @pytest.mark.parametrize("longitude", LONGITUDES.values(), ids=LONGITUDES)
-    def test_grids_in_all_their_forms(self, records, units, poles, order, longitude):
+    def test_grids_in_all_their_forms(self, units, poles, order, longitude):
         latitude = order * (np.linspace(90, -90, 7) if poles else np.array([75, 45, 15, -15, -45, -75.0]))
         axes = [[1.0, 2.0, -3.0], [0.5, 0.0, 1.0]]
         phi, lam = np.deg2rad(latitude), np.deg2rad(longitude)
         u, v = np.stack([rotating_sphere(axis, phi, lam) for axis in axes], axis=1)
         given = (latitude, longitude) if units == "degrees" else (phi, lam)
-        _wind._log.setLevel(logging.INFO)
         pos, fields = ld.wind_vectors(u, v, *(angles.astype(np.float32) for angles in given))
-        first = "north" if order > 0 else "south"
-        found = f"{len(phi)} latitudes, {first} first, in {units}, of which {2 * poles} are poles, and 12 longitudes"
-        assert found in records[-1].getMessage()
         for axis, field in zip(axes, fields, strict=True):
             np.testing.assert_allclose(field, np.cross(axis, pos), atol=1e-5)
         rows = [(angle, lam[:1] if abs(angle) > 1.57 else lam[:12]) for angle in phi]

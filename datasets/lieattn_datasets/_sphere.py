@@ -326,7 +326,7 @@ def _of_points(latitude: Any, longitude: Any, units: str | None) -> tuple[NDArra
     if longitude is None:
         latitude, longitude = (angles_named(name, latitude) for name in ("latitude", "longitude"))
     grid = getattr(latitude, "dims", None) != getattr(longitude, "dims", None)
-    phi, lam, _ = in_radians(latitude, longitude, units, grid=grid)
+    phi, lam = in_radians(latitude, longitude, units, grid=grid)
     if grid:
         phi, lam = (angles.reshape(-1) for angles in np.meshgrid(phi, lam, indexing="ij"))
     return phi, lam
@@ -344,8 +344,8 @@ def angles_named(argument: str, table: Any) -> Any:
 
 def in_radians(
     latitude: ArrayLike, longitude: ArrayLike, units: str | None, *, grid: bool = False
-) -> tuple[NDArray[np.float64], NDArray[np.float64], str]:
-    """Return latitudes and longitudes in radians, and the units in which they were given.
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return latitudes and longitudes in radians.
 
     If ``units`` is None, they are those of the attribute ``units`` of xarray, or the only ones that are possible for
     the values. With ``grid``, the angles are those of rows and columns. They are known to be radians if there is a pole
@@ -370,7 +370,7 @@ def in_radians(
         if beyond.size:
             got = f"{angles[beyond[0]]:g} for point {beyond[0]}"
             raise ValueError(f"{argument}: expected {units} in -{most:g} .. {most:g}, got {got}")
-    return phi * (2 * math.pi / turn), lam * (2 * math.pi / turn), units
+    return phi * (2 * math.pi / turn), lam * (2 * math.pi / turn)
 
 
 def _stated_units(*angles: Any) -> str | None:

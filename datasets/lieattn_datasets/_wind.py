@@ -1,6 +1,5 @@
 """Monthly means of the wind on the sphere: tangent vector fields."""
 
-import logging
 import math
 from pathlib import Path
 from typing import Any, Literal
@@ -17,8 +16,6 @@ from lieattn_datasets._clouds import Card, Clouds, Transform
 from lieattn_datasets._files import Release
 from lieattn_datasets._sphere import angles_named, angles_to_directions, choose_on_rings, in_radians, ring_areas
 from lieattn_datasets._splits import SPLITS, Split, frozen_stream
-
-_log = logging.getLogger(__name__)
 
 RELEASE = Release(
     dataset="Wind on the sphere",
@@ -191,7 +188,7 @@ def wind_vectors(
     """Convert eastward and northward components on a grid to points of the sphere and vectors in space.
 
     Points are in the order of the rows of the grid. A row at a pole becomes one point, with the mean of its vectors.
-    A last column that repeats the first one, after a whole turn, is left out. What was found is logged (INFO).
+    A last column that repeats the first one, after a whole turn, is left out.
 
     Parameters
     ----------
@@ -205,13 +202,12 @@ def wind_vectors(
     coordinates = getattr(u, "coords", u)
     latitude = angles_named("latitude", coordinates) if latitude is None else latitude
     longitude = angles_named("longitude", coordinates) if longitude is None else longitude
-    phi, lam, found = in_radians(latitude, longitude, units, grid=True)
+    phi, lam = in_radians(latitude, longitude, units, grid=True)
     east, north = (_raster(name, field, latitude, longitude) for name, field in (("u", u), ("v", v)))
     expected = f"[..., {len(phi)}, {len(lam)}] for these latitude and longitude"
     right = east.shape == north.shape and east.shape[-2:] == (len(phi), len(lam))
     require(right, "u, v", expected, shapes_of(east, north))
-    whole = len(lam) > 1 and math.isclose(abs(lam[-1] - lam[0]), 2 * math.pi, rel_tol=1e-6)
-    if whole:
+    if len(lam) > 1 and math.isclose(abs(lam[-1] - lam[0]), 2 * math.pi, rel_tol=1e-6):
         same = all(np.allclose(field[..., 0], field[..., -1], rtol=1e-3, atol=1e-3) for field in (east, north))
         require(same, "u, v", "the same values in the first and the last column, which are one meridian", "others")
         east, north, lam = east[..., :-1], north[..., :-1], lam[:-1]
@@ -229,15 +225,6 @@ def wind_vectors(
     vectors[..., polar, 0, :] = vectors[..., polar, :, :].mean(axis=-2) * [1.0, 1.0, 0.0]
     places[polar] = np.sign(phi[polar, :, None]) * [0.0, 0.0, 1.0]
     kept = ~polar[:, None] | (np.arange(len(lam)) == 0)
-    _log.info(
-        "wind_vectors: %d latitudes, %s first, in %s, of which %d are poles, and %d longitudes%s",
-        len(phi),
-        "north" if phi[0, 0] >= phi[-1, 0] else "south",
-        found,
-        polar.sum(),
-        len(lam),
-        " (the last column repeats the first)" if whole else "",
-    )
     return places[kept], vectors[..., kept, :].astype(np.float32)
 
 

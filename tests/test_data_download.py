@@ -9,7 +9,6 @@ import os
 import socket
 import tarfile
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -165,17 +164,6 @@ class TestFetch:
         fetch(known, tmp_path, "data")
         assert (tmp_path / "data").read_bytes() == CONTENT
         assert [path.split("/")[1] for path in server.asked] == ["whole", "whole"]
-
-    def test_leftovers_of_killed_downloads_go(self, server, tmp_path):
-        for name, age in (("old", 7200), ("new", 0)):
-            staging = tmp_path / f".download-{name}"
-            staging.mkdir()
-            (staging / "tmp").write_bytes(b"half")
-            for path in (staging / "tmp", staging):
-                os.utime(path, (time.time() - age,) * 2)
-        os.utime(staging, (time.time() - 7200,) * 2)  # the file in it is the most recent
-        fetch(release(server.address("data")), tmp_path, "data")
-        assert files(tmp_path) == [".download-new/tmp", "data"]
 
     @pytest.mark.parametrize("packed", [False, True])
     def test_two_at_once(self, server, tmp_path, packed):

@@ -1,12 +1,10 @@
 """Download of published files with pooch, on request: their addresses and digests."""
 
-import contextlib
 import gzip
 import logging
 import shutil
 import tarfile
 import tempfile
-import time
 from collections.abc import Collection, Iterator
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -18,7 +16,6 @@ from lieattn_datasets._checks import needs_extra
 from lieattn_datasets._files import Archive, Release, Source
 
 _STAGING = ".download-"  # start of the name of a folder beside the files, which holds incomplete downloads
-_ABANDONED = 3600  # seconds without a change after which such a folder counts as abandoned
 _SECONDS = 30.0  # without an answer until a connection counts as interrupted
 _ATTEMPTS = 2  # at each address, since connections can be interrupted
 
@@ -38,7 +35,6 @@ def fetch(release: Release, root: str | Path, *wanted: str) -> None:
         if any(name.removesuffix(".gz") in wanted for name in names):
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                _remove_abandoned(folder)
                 with tempfile.TemporaryDirectory(prefix=_STAGING, dir=folder) as staging:
                     _store(release, source, _retrieve(release, source, Path(staging)), folder, names)
             except ConnectionError:
@@ -47,15 +43,6 @@ def fetch(release: Release, root: str | Path, *wanted: str) -> None:
                 problem = f"{source.name} cannot be written into {folder} ({error.strerror or error})"
                 advice = "free some space there, make it writable, or use another root"
                 raise OSError(error.errno, f"{release.dataset}: {problem}: {advice}") from error
-
-
-def _remove_abandoned(folder: Path) -> None:
-    """Remove folders of incomplete downloads, which killed processes have left behind."""
-    for left in folder.glob(f"{_STAGING}*"):
-        with contextlib.suppress(FileNotFoundError):  # another process has finished it, or removed it
-            written = max(path.stat().st_mtime for path in (left, *left.iterdir()))
-            if time.time() - written > _ABANDONED:
-                shutil.rmtree(left, ignore_errors=True)
 
 
 def _missing(release: Release, root: str | Path, name: str) -> bool:

@@ -83,8 +83,8 @@ BUDGETS = {
     "train": (3166, 11, 32),
     "transforms": (445, 1, 0),
     "viz": (2823, 10, 13),
-    "datasets": (8735, 30, 80),
-    "tests": (54245, 148, 0),
+    "datasets": (8653, 30, 80),
+    "tests": (54218, 148, 0),
     "examples": (3335, 32, 0),
 }
 ROOMS = frozenset({"__init__.py", "__main__.py", "ase.py", "torchsim.py", "transforms.py"})  # beside the packages

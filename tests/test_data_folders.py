@@ -43,12 +43,6 @@ def png(width, height, data=b"", bits=8, kind=0, before=(), after=()):
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + first + pixels + last + chunk(b"IEND", b"")
 
 
-def deep_png(pixels, before=()):
-    """Return a PNG with 16 bits per channel, ``[height, width, 1 to 4]``: gray or color, with transparency or not."""
-    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)
-    return png(pixels.shape[1], pixels.shape[0], rows, 16, {1: 0, 2: 4, 3: 2, 4: 6}[pixels.shape[2]], before)
-
-
 class TestImageFolder:
     @pytest.mark.parametrize("color", [False, True])
     def test_items_are_the_images(self, tmp_path, color):
@@ -119,26 +113,32 @@ class TestImageFolder:
         for data in ld.ImageFolder(tmp_path, "all"):
             assert (ld.data_to_image(data)[:, :, 0] * 255).round().tolist() == gray.tolist()
 
-    @pytest.mark.parametrize("channels", [1, 2, 3, 4])
-    def test_16_bits_are_kept(self, tmp_path, channels):
-        """Also beside 8 bits, turned by EXIF, and resized; Pillow itself reads color with 8 bits."""
+    def test_16_bits_of_gray_are_kept(self, tmp_path):
+        """Also beside 8 bits, turned by EXIF, and resized."""
         (tmp_path / "a").mkdir()
-        pixels = np.random.default_rng(0).integers(0, 65536, (6, 8, channels), dtype=np.uint16)
-        bright = np.broadcast_to(pixels[..., : channels - 1 + channels % 2] / 65535, (6, 8, 3))
-        exif = b"MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x03\0\0\0\0\0\0"  # to be turned by 180 degrees
-        (tmp_path / "a" / "0.png").write_bytes(deep_png(pixels))
-        (tmp_path / "a" / "1.png").write_bytes(deep_png(pixels, [(b"eXIf", exif)]))
+        pixels = np.random.default_rng(0).integers(0, 65536, (6, 8), dtype=np.uint16)
+        exif = Image.Exif()
+        exif[0x0112] = 3  # to be turned by 180 degrees
+        Image.fromarray(pixels).save(tmp_path / "a" / "0.png")
+        Image.fromarray(pixels).save(tmp_path / "a" / "1.png", exif=exif)
         Image.fromarray(np.full((6, 8), 51, dtype=np.uint8)).save(tmp_path / "a" / "2.png")
+        rows, columns = (np.maximum(1 - np.abs(np.arange(n) - (n - 1) / 2) / n, 0) for n in (6, 8))
         for color in (True, False):
             images = ld.ImageFolder(tmp_path, "all", color=color)
             assert images._images.dtype == np.uint16
-            wanted = bright if color else bright @ np.array([[0.299], [0.587], [0.114]])
+            wanted = np.broadcast_to(pixels[..., None] / 65535, (6, 8, 3 if color else 1))
             for data, expected in zip(images, (wanted, wanted[::-1, ::-1], 0 * wanted + 0.2), strict=True):
                 np.testing.assert_allclose(ld.data_to_image(data), expected, atol=0.51 / 65535)
             small = ld.data_to_image(ld.ImageFolder(tmp_path, "all", color=color, size=(1, 1))[0])
-            rows, columns = (np.maximum(1 - np.abs(np.arange(n) - (n - 1) / 2) / n, 0) for n in (6, 8))
             mean = np.einsum("hwc,h,w->c", wanted, rows / rows.sum(), columns / columns.sum())
             np.testing.assert_allclose(small[0, 0], mean, atol=1 / 65535)
+
+    def test_16_bits_of_color_are_read_as_8(self, tmp_path):
+        (tmp_path / "a").mkdir()
+        rows = b"".join(b"\0" + bytes([200, 1, 100, 2, 50, 3] * 4) for _ in range(3))
+        (tmp_path / "a" / "0.png").write_bytes(png(4, 3, rows, 16, 2))
+        found = ld.data_to_image(ld.ImageFolder(tmp_path, "all", color=True)[0])
+        np.testing.assert_allclose(found[1, 2] * 255, [200, 100, 50], atol=1e-5)
 
     def test_animations_are_read_as_their_first_image(self, tmp_path):
         (tmp_path / "a").mkdir()

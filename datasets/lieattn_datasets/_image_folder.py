@@ -16,15 +16,6 @@ from lieattn_datasets._splits import FOLDERS, SplitOrAll, progress, seeded, spli
 
 _SUFFIXES = (".png", ".apng", ".jpg", ".jpeg")
 _SHOWN = 200  # characters of a problem in a message
-# Of 16 bits in color, Pillow reads the first byte only. It also reads the second one if the bytes are declared to be in
-# the other order, and both of gray with transparency as channels of 8 bits. Of the channels of these images together:
-# which are the first bytes, and which are the second ones?
-_BYTES: dict[Any, tuple[tuple[Any, ...], list[int], list[int]]] = {
-    "RGB;16B": (("RGB;16B", "RGB;16L"), [0, 1, 2], [3, 4, 5]),
-    "RGBA;16B": (("RGBA;16B", "RGBA;16L"), [0, 1, 2], [4, 5, 6]),
-    "LA;16B": (("RGBA",), [0], [1]),
-}
-_LUMINANCE = (0.299, 0.587, 0.114)  # of red, green and blue, as in Pillow
 
 
 class ImageFolder(ImagePoints):
@@ -34,7 +25,7 @@ class ImageFolder(ImagePoints):
     ``train/CLASS/*``, ``val/CLASS/*`` (or ``valid``) and ``test/CLASS/*``, or ``CLASS/train/*`` and so on. Items are as
     in :class:`ImagePoints`.
     Images are rotated according to their EXIF data, transparency is ignored, and the first image of an animation is
-    read. If an image of the split has 16 bits per channel, all are kept with 16 bits.
+    read. If a gray image of the split has 16 bits, all are kept with 16 bits; Pillow reads those in color with 8.
 
     Parameters
     ----------
@@ -151,39 +142,13 @@ def _read(path: Path, color: bool, sides: tuple[int, ...] | None) -> NDArray[Any
         with Image.open(path, formats=formats) as image:
             if not image.tile:
                 raise ValueError("the file has no pixels")
-            stored = image.tile[0][3]
             image.verify()  # the checksums of PNG files, which are not checked otherwise
-        orders, first, second = _BYTES.get(stored, ((stored,), [], []))
-        parts: list[Any] = []
-        for order in orders:
-            with Image.open(path, formats=formats) as image:
-                if first:
-                    tiles: list[Any] = [(*tile[:3], order) for tile in image.tile]
-                    image.tile = tiles
-                parts.append(ImageOps.exif_transpose(image))
-    upright = parts[0]
-    if first or upright.mode.startswith("I"):
-        pixels = np.concatenate([np.atleast_3d(part) for part in parts], axis=2).astype(np.uint16)
-        return _convert_deep(256 * pixels[..., first] + pixels[..., second] if first else pixels, color, sides)
+        with Image.open(path, formats=formats) as image:
+            upright: Any = ImageOps.exif_transpose(image)
     upright.info.pop("transparency", None)  # Pillow would warn about transparent palettes
-    upright = upright.convert("RGB" if color else "L")
+    deep = upright.mode.startswith("I")  # 16 bits, which Pillow would reduce to 8
+    upright = Image.fromarray(np.asarray(upright, np.float32)) if deep else upright.convert("RGB" if color else "L")
     if sides is not None:
         upright = upright.resize(sides[::-1], Image.Resampling.BILINEAR)
-    return np.asarray(upright)
-
-
-def _convert_deep(pixels: NDArray[np.uint16], color: bool, sides: tuple[int, ...] | None) -> NDArray[np.uint16]:
-    """Convert and resize 16 bits ``[height, width, 1 or 3]``, which Pillow would reduce to 8."""
-    from PIL import Image
-
-    values = pixels.astype(np.float32)
-    if color:
-        values = np.broadcast_to(values, (*values.shape[:2], 3))
-    elif values.shape[2] == 3:
-        values = np.rint(values @ np.array(_LUMINANCE))[..., None]
-    if sides is not None:
-        planes = [Image.fromarray(plane.astype(np.float32)) for plane in np.moveaxis(values, 2, 0)]
-        resized = [np.asarray(plane.resize(list(sides[::-1]), Image.Resampling.BILINEAR)) for plane in planes]
-        values = np.stack(resized, axis=-1)
-    deep: NDArray[np.uint16] = np.rint(values).astype(np.uint16)
-    return deep if color else deep[..., 0]
+    pixels = np.rint(np.asarray(upright)).astype(np.uint16) if deep else np.asarray(upright)
+    return np.repeat(pixels[..., None], 3, axis=-1) if deep and color else pixels

@@ -75,7 +75,7 @@ def image_to_data(
     ----------
     image
         Intensities ``[height, width]`` or ``[height, width, channels]``, the top row first; uint8, uint16 or
-        floating. Nested lists of integers are read as uint8.
+        floating.
     label
         Class of the image. If it is None, the result has no ``y``.
     peak
@@ -97,7 +97,7 @@ def image_to_data(
         peak].
     """
     check_arguments(image_to_data, locals())
-    array = _image_array("image", image)
+    array = plain_array("image", image)
     expected = "[height, width] or [height, width, channels]"
     require(array.ndim in (2, 3), "image", expected, list(array.shape))
     _check_layout("image", array.shape, channels)
@@ -160,18 +160,6 @@ def _check_layout(argument: str, shape: tuple[int, ...], channels: int | None, *
         )
 
 
-def _image_array(argument: str, values: ArrayLike) -> NDArray[Any]:
-    """Return intensities as an array of their own dtype; integers in nested lists, which have none, become uint8."""
-    found, inner = plain_array(argument, values), values
-    while isinstance(inner, Sequence) and len(inner):
-        inner = inner[0]
-    if type(inner) is not int or found.dtype.kind not in "iu":
-        return found
-    low, high = found.min(), found.max()
-    require(low >= 0 and high <= 255, argument, "integers in 0 .. 255 in lists", f"{low} .. {high}")
-    return found.astype(np.uint8)
-
-
 def _check_images(images: ImageArray, peak: float | None) -> float:
     """Check type and range in pieces, and return the value that becomes intensity 1."""
     natural = {"uint8": 255.0, "uint16": 65535.0}.get(images.dtype.name, 1.0)
@@ -215,8 +203,7 @@ class ImagePoints(LabeledClouds):
     ----------
     images
         Intensities ``[images, height, width]`` or ``[images, height, width, channels]``, the top row first, uint8,
-        uint16 or floating: an array, a tensor, a list of images, or a file that is indexed like an array. Nested lists
-        of integers are read as uint8.
+        uint16 or floating: an array, a tensor, a list of images, or a file that is indexed like an array.
     labels
         Class of each image, integers ``[images]`` in ``0 .. num_classes - 1``.
     num_classes
@@ -260,7 +247,7 @@ class ImagePoints(LabeledClouds):
     ) -> None:
         check_arguments(ImagePoints.__init__, locals())
         listed = isinstance(images, Tensor | Sequence | np.ma.MaskedArray)
-        images = _image_array("images", cast(ArrayLike, images)) if listed else cast(ImageArray, images)
+        images = plain_array("images", cast(ArrayLike, images)) if listed else cast(ImageArray, images)
         if not hasattr(images, "shape") or not hasattr(images, "dtype"):
             raise TypeError(
                 f"images: expected an array, or an object that is indexed like one, got {type(images).__name__}"

@@ -25,7 +25,7 @@ from torch_geometric.data import Batch, Data
 from lieattn._core.checks import check_arguments, check_counts
 from lieattn.certify import TOLERANCES, certify
 from lieattn.groups import Group
-from lieattn.io import KEY, UsageError, add_digests, replacing
+from lieattn.io import UsageError, replacing
 
 _TRAINED = "current_model_state"  # Lightning's entry for the weights that are not averages
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -58,8 +58,8 @@ class LastCheckpoint(Checkpoint):
     On a signal, the step is finished, the state is saved and :class:`TrainingInterrupted` is raised; a second signal
     stops at once. If a training ends within an epoch, for example by ``max_steps`` or ``max_time``, its last step is
     finished and saved too, so that the training can be continued as if it had never stopped. A step that is followed
-    by a validation is saved after the validation. If a signal arrives in a step after which the training ends anyway,
-    such as by early stopping, the continued training ends there too. All checkpoints of the trainer are replaced
+    by a validation is saved after the validation. A signal in a step after which the training ends anyway, such as by
+    early stopping, changes nothing. All checkpoints of the trainer are replaced
     atomically, so that a complete one exists even if the process is killed or the disk is full.
 
     Parameters
@@ -81,7 +81,6 @@ class LastCheckpoint(Checkpoint):
         self._complete = True  # whether the last batch was the last one of its optimizer step
         self._due = False  # whether the settings of the trainer ask for a validation after it
         self._put_off = False  # whether the training is to end when the step is finished
-        self._over = False  # whether a training that continues from the state is to end at once
 
     def path(self, trainer: Trainer) -> Path:
         """Path of the file for a trainer."""
@@ -95,7 +94,6 @@ class LastCheckpoint(Checkpoint):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Install the signal handlers; Lightning's own would stop in the middle of a step."""
         self._received, self._put_off, self._batch = None, False, -1
-        trainer.should_stop = trainer.should_stop or self._over
         if threading.current_thread() is threading.main_thread():
             self._handlers = {signum: signal.signal(signum, self._receive) for signum in _SIGNALS}
 
@@ -119,25 +117,16 @@ class LastCheckpoint(Checkpoint):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save, and stop if asked to."""
-        stop, known = self._stop(trainer), self._over
-        self._over = stop and _ends_early(trainer)
+        stop = self._stop(trainer) and not _ends_early(trainer)
         if trainer.is_last_batch:
             self._save(trainer, stop)
             return
         # Lightning also calls this hook if the training stops within the epoch, perhaps after one more validation.
         with _unfinished_epoch(trainer):
-            self._save(trainer, stop, again=self._over and not known)
+            self._save(trainer, stop, again=False)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Restore the signal handlers; a training that ended at once can be continued from now on."""
-        if self._over:
-            self._over = False
-            # The trainer has other states by now, such as averaged weights.
-            checkpoint = torch.load(trainer.ckpt_path, map_location="cpu", weights_only=True)  # type: ignore[arg-type]
-            del checkpoint["callbacks"][self.state_key]
-            if KEY in checkpoint:
-                add_digests(checkpoint)
-            trainer.strategy.save_checkpoint(checkpoint, self.path(trainer))
+        """Restore the signal handlers."""
         self._restore_handlers()
 
     def _restore_handlers(self) -> None:
@@ -150,14 +139,6 @@ class LastCheckpoint(Checkpoint):
         self._restore_handlers()
         if isinstance(exception, KeyboardInterrupt):
             raise exception
-
-    def state_dict(self) -> dict[str, Any]:
-        """Whether the training was over when a signal stopped it; empty otherwise."""
-        return {"over": True} if self._over else {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """End a training at once if it was over when a signal stopped it."""
-        self._over = state_dict.get("over", False)
 
     def _receive(self, signum: int, frame: FrameType | None) -> None:
         if self._received is not None:
@@ -183,8 +164,7 @@ class LastCheckpoint(Checkpoint):
         stop, steps, ends = self._stop(trainer), trainer.global_step, _ends_early(trainer)
         due = self.every_n_train_steps and steps % self.every_n_train_steps == 0
         if stop or ends or due or steps == trainer.max_steps:
-            self._over = stop and ends
-            self._save(trainer, stop and not ends)  # the end of the training may still need a validation
+            self._save(trainer, stop and not ends)
 
     def _save(self, trainer: Trainer, stop: bool, *, again: bool = True) -> None:
         path, batch = self.path(trainer), trainer.fit_loop.total_batch_idx

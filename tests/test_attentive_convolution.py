@@ -375,8 +375,8 @@ def _untied(responses):
 @pytest.mark.parametrize(
     ("operator", "error", "message"),
     [
-        (lambda t: t.cumsum(-1), ValueError, r"element h = 1 of C4, \[\[0, -1\], \[1, 0\]\], they differ by"),
-        (_untied, ValueError, "most between frame . of the output and . of the input"),
+        (lambda t: t.cumsum(-1), ValueError, "element h = 1 of C4 they differ by"),
+        (_untied, ValueError, "element h = 1 of C4 they differ by"),
         (torch.rand_like, ValueError, "element h = 0 of C4"),
         (lambda t: t[..., :2], ValueError, "attention: its maps, responses: expected leading axes that broadcast"),
         (lambda t: t.argmax(-1), TypeError, "attention: its maps: expected a floating tensor"),

@@ -90,7 +90,7 @@ test_directions_that_are_none = refuses(
     (lambda: ZonalLinear(torch.zeros(0, 3), 3, 5), "directions: expected"),
     (
         lambda: ZonalLinear(torch.eye(3), 2, 2)(torch.zeros(5, 4, 2)),
-        r"x: expected a field over directions \[\*, 3, 2\], got \(5, 4, 2\)",
+        r"x: expected \[\*, 3, 2\] for fields over directions, got \(5, 4, 2\)",
     ),
 )
 

@@ -10,21 +10,20 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lieattn._core.checks import (
-    check_arguments,
-    check_broadcast,
-    check_choice,
-    check_count,
-    check_flag,
-    check_tensor,
-)
+from lieattn._core.checks import check_arguments, check_choice, check_count, check_flag
 from lieattn._core.contexts import recomputed
 from lieattn._core.numerics import attention_of
 from lieattn.geometry import AllPairs, LiftedGraph, lift
 from lieattn.io import TiedWeights
 from lieattn.nn._convolution import GroupConvolution, input_of
 from lieattn.nn._grid import checked_measure
-from lieattn.nn._grid_attention import ChannelGate, with_random_weights
+from lieattn.nn._grid_attention import (
+    ChannelGate,
+    check_moves_along,
+    default_hidden,
+    uniform,
+    with_random_weights,
+)
 from lieattn.nn.relative import ConvolutionKernel, NetworkKernel
 from lieattn.nn.relative._base import measured
 from lieattn.nn.relative._kernels import to_targets
@@ -36,7 +35,6 @@ Operator = Callable[[Tensor, LiftedGraph], Tensor]
 
 _POINTS = 6  # points of the random cloud on which operators of a user are checked
 _AT_ONCE = 2**24  # numbers of the kernel or responses that are stored at a time
-_ALLOWED = 1e-8  # allowed relative difference of their maps in float64
 
 
 class AttentiveGroupConvolution(TiedWeights):
@@ -111,6 +109,8 @@ class AttentiveGroupConvolution(TiedWeights):
         check_arguments(AttentiveGroupConvolution.__init__, locals())
         super().__init__()
         self.kernel, self.group, self.reduction = kernel, kernel.group, reduction
+        hidden = default_hidden(kernel.in_channels, kernel.lifting) if hidden is None else hidden
+        check_count("hidden", hidden)
         gated = attention in ("input", "pose")
         self.measure = checked_measure(measure, kernel.group, lifting=kernel.lifting, attentive=not gated)
         self.gate: nn.Module | None = None
@@ -123,7 +123,7 @@ class AttentiveGroupConvolution(TiedWeights):
         elif isinstance(attention, str):
             self.attention = _ResponseGate(kernel, attention, hidden, spatial, reduction)
         else:
-            _check_moves_along(kernel, attention)
+            _check_operator(kernel, attention)
             self.attention = attention
 
     def forward(
@@ -189,13 +189,6 @@ def _spatial(kernel: ConvolutionKernel, spatial: ConvolutionKernel | None, outpu
     return spatial
 
 
-def _hidden(kernel: ConvolutionKernel, hidden: int | None) -> int:
-    if hidden is None:
-        return kernel.in_channels if kernel.lifting else max(1, kernel.in_channels // 2)
-    check_count("hidden", hidden)
-    return hidden
-
-
 class _ResponseGate(nn.Module):
     """Attention to the responses, of some output channels at a time if there are many."""
 
@@ -203,7 +196,7 @@ class _ResponseGate(nn.Module):
         self,
         kernel: ConvolutionKernel,
         attention: str,
-        hidden: int | None,
+        hidden: int,
         spatial: ConvolutionKernel | None,
         reduction: Reduction,
     ) -> None:
@@ -212,10 +205,8 @@ class _ResponseGate(nn.Module):
         outputs, inputs, frames = kernel.out_channels, kernel.in_channels, kernel.poses
         self.outputs, self.first, self.second = outputs, None, None
         if attention != "spatial":
-            width = _hidden(kernel, hidden)
-            bound = 1 / math.sqrt(width * inputs * frames)
-            self.first = nn.Parameter(torch.empty(outputs, width, inputs, frames).uniform_(-bound, bound))
-            self.second = nn.Parameter(torch.empty(outputs, inputs, width, frames).uniform_(-bound, bound))
+            self.first = uniform(outputs, hidden, inputs, frames)
+            self.second = uniform(outputs, inputs, hidden, frames)
         self.spatial = None if attention == "channel" else _spatial(kernel, spatial, outputs)
 
     def weigh(
@@ -295,10 +286,10 @@ class _ResponseGate(nn.Module):
 class _InputGate(nn.Module):
     """Attention α_F to the input, of features or of a field."""
 
-    def __init__(self, kernel: ConvolutionKernel, hidden: int | None, spatial: GroupConvolution) -> None:
+    def __init__(self, kernel: ConvolutionKernel, hidden: int, spatial: GroupConvolution) -> None:
         super().__init__()
         group = None if kernel.lifting else kernel.group
-        self.channel = ChannelGate(group, kernel.in_channels, _hidden(kernel, hidden))
+        self.channel = ChannelGate(group, kernel.in_channels, hidden)
         self.spatial = spatial
 
     def forward(self, x: Tensor, graph: LiftedGraph) -> tuple[Tensor, AttentionMaps]:
@@ -332,33 +323,20 @@ class _PoseGate(nn.Module):
         return rest * x, AttentionMaps(None, seen)
 
 
-def _check_moves_along(kernel: ConvolutionKernel, attention: Operator) -> None:
+def _check_operator(kernel: ConvolutionKernel, attention: Operator) -> None:
     """Raise an error unless the maps of a user's operator move with random responses, for random parameters."""
-    group, order = kernel.group, kernel.group.order
-    generator = torch.Generator().manual_seed(0)
+    group, generator = kernel.group, torch.Generator().manual_seed(0)
     attention = with_random_weights(attention, generator)
-    shape = (_POINTS, order, kernel.poses, kernel.out_channels, kernel.in_channels)
+    shape = (_POINTS, group.order, kernel.poses, kernel.out_channels, kernel.in_channels)
     pos, responses = (
         torch.randn(size, generator=generator, dtype=torch.float64) for size in ((_POINTS, group.dim), shape)
     )
-
-    def maps(responses: Tensor, pos: Tensor) -> Tensor:
-        found = attention(responses, lift(pos, group, AllPairs()))
-        check_tensor("attention: its maps", found, "a floating tensor")
-        check_broadcast("attention: its maps", found.shape, "responses", shape)
-        return found.expand(shape)
 
     def moved(h: int, x: Tensor) -> Tensor:
         x = x[:, group.permutation(h)]
         return x if kernel.lifting else x[:, :, group.permutation(h)]
 
-    with torch.no_grad():
-        before = maps(responses, pos)
-        for h in range(order):
-            difference = maps(moved(h, responses), group.act(h, pos)) - moved(h, before)
-            worst = float(difference.abs().max() / before.abs().max().clamp(min=1))
-            if not worst <= _ALLOWED:
-                raise ValueError(
-                    "attention: expected maps that move with the group, A[L_h f](g, g') = A[f](h^-1 g, h^-1 g'); for "
-                    f"element h = {h} of {group.name} they differ by {worst:.1e}"
-                )
+    def maps(h: int) -> Tensor:
+        return attention(moved(h, responses), lift(group.act(h, pos), group, AllPairs()))
+
+    check_moves_along(group, shape, maps, moved)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lieattn._core.checks import check_arguments, check_count, check_counts, check_features, check_tensor
+from lieattn._core.checks import check_arguments, check_count, check_counts, check_features, check_last, check_tensor
 from lieattn._core.kept_tables import ExactConstants
 from lieattn.groups import FiniteGroup, check_group, real_irreps
 from lieattn.io import TiedWeights
@@ -74,9 +74,7 @@ class GroupLinear(ExactConstants, TiedWeights):
         """Map ``[*, fiber, in_channels]`` to ``[*, fiber, out_channels]``."""
         check_features(x, self.weight)
         order, _, in_channels = self.weight.shape
-        if x.ndim < 2 or x.shape[-2:] != (order, in_channels):
-            field = f"field on {self.group.name} [*, {order}, {in_channels}]"
-            raise ValueError(f"x: expected a {field}, got {tuple(x.shape)}")
+        check_last("x", x, (order, in_channels), f"fields on {self.group.name}")
         if self.fourier:
             transform = self.transform.to(self.weight.dtype)
             matrices = self.matrices.to(self.weight.dtype)
@@ -187,9 +185,7 @@ class ZonalLinear(ExactConstants, TiedWeights):
     def forward(self, x: Float[Tensor, "*batch directions channels"]) -> Float[Tensor, "*batch directions outputs"]:
         """Map ``[*, directions, in_channels]`` to ``[*, directions, out_channels]``."""
         check_features(x, self.weight)
-        number, in_channels = len(self.basis), self.weight.shape[1]
-        if x.ndim < 2 or x.shape[-2:] != (number, in_channels):
-            raise ValueError(f"x: expected a field over directions [*, {number}, {in_channels}], got {tuple(x.shape)}")
+        check_last("x", x, (len(self.basis), self.weight.shape[1]), "fields over directions")
         # All spaces get the weights of the largest one; the other spaces add the difference to their own weights.
         weights, bias = self.weight.unbind(), self.bias
         shared = weights[self.largest]
@@ -311,7 +307,7 @@ class FiberToIrreps(_FiberFourier):
 
     def forward(self, x: Float[Tensor, "*batch fiber channels"]) -> Float[Tensor, "*batch {self.irreps.dim}"]:
         """Map a field ``[*, fiber, channels]`` to features ``[*, irreps.dim]``."""
-        _check_trailing(x, (self.group.order, self.channels))
+        check_last("x", x, (self.group.order, self.channels), self.group.name)
         blocks = self._blocks(x, 0)
         return torch.cat([torch.einsum("mnh,...hc->...cnm", block, x).flatten(-3) for block in blocks], dim=-1)
 
@@ -334,7 +330,7 @@ class IrrepsToFiber(_FiberFourier):
 
     def forward(self, x: Float[Tensor, "*batch {self.irreps.dim}"]) -> Float[Tensor, "*batch fiber channels"]:
         """Map features ``[*, irreps.dim]`` to a field ``[*, fiber, channels]``."""
-        _check_trailing(x, (self.irreps.dim,))
+        check_last("x", x, (self.irreps.dim,), self.irreps.name)
         pieces = x.split([self.channels * size**2 for size in _sizes(self.band)], dim=-1)
         field = x.new_zeros(*x.shape[:-1], self.group.order, self.channels)
         for piece, block in zip(pieces, self._blocks(x, 1), strict=True):
@@ -370,9 +366,3 @@ def _check_spatial(group: FiniteGroup) -> None:
     check_group("group", group)
     if group.dim != 3 or not group.is_orthogonal:
         raise ValueError(f"group: expected a group of orthogonal 3 x 3 matrices, got {group}")
-
-
-def _check_trailing(x: Tensor, expected: tuple[int, ...]) -> None:
-    check_tensor("x", x, "a floating tensor")
-    if tuple(x.shape[-len(expected) :]) != expected:
-        raise ValueError(f"x: expected [*, {', '.join(map(str, expected))}], got {tuple(x.shape)}")

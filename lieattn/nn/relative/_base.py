@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from lieattn._core.checks import check_arguments, check_graph, check_is
+from lieattn._core.checks import check_graph, check_is
 from lieattn._core.contexts import without_autocast
 from lieattn.geometry import LiftedGraph, Neighbors
 from lieattn.groups import FiniteGroup
@@ -50,9 +50,6 @@ class SumOfTerms(RelativeFunction):
     """Several relative functions together, each of which returns different terms."""
 
     def __init__(self, parts: Sequence[RelativeFunction]) -> None:
-        check_arguments(SumOfTerms.__init__, locals())
-        if not parts:
-            raise ValueError("parts: expected at least one relative function, got none")
         super().__init__()
         self.parts = nn.ModuleList(parts)
         shared = (name for name in parts[0].patterns if all(name in part.patterns for part in parts))

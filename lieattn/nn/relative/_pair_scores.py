@@ -166,9 +166,7 @@ class RelativePositionScore(PairScore):
     """
 
     def __init__(self, channels: int, coordinates: int, heads: int) -> None:
-        check_arguments(RelativePositionScore.__init__, locals())
         super().__init__()
-        check_counts(channels=channels, coordinates=coordinates, heads=heads)
         width = channels // heads
         self.content = ContentScore(channels, heads)
         self.position = nn.Linear(coordinates, channels)
@@ -337,8 +335,6 @@ def pair_score(
     **combined
         Further options of :class:`CombinedScore`.
     """
-    check_arguments(pair_score, locals())
-    check_counts(channels=channels, coordinates=coordinates, heads=heads, hidden=hidden)
     if kernel == "content":
         return ContentScore(channels, heads)
     if kernel == "relative_position":

@@ -101,7 +101,6 @@ class KeyEncoding(RelativeFunction):
     """
 
     def __init__(self, dim: int, channels: int, group: FiniteGroup | None = None, table: Tensor | None = None) -> None:
-        check_arguments(KeyEncoding.__init__, locals())
         super().__init__()
         check_count("dim", dim)
         self.group, self.dim = group, dim

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import os
 import signal
 import threading
@@ -18,8 +17,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, Checkpoint, WeightAveraging
 from lightning.pytorch.plugins.io import TorchCheckpointIO
-from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel
+from torch import Tensor
 from torch_geometric.data import Batch, Data
 
 from lieattn._core.checks import check_arguments, check_counts
@@ -215,8 +213,8 @@ class AveragedWeights(WeightAveraging):
     as the tables of a group, stay bitwise equal, and integers are copied. Lightning's own EMAWeightAveraging is
     refused because it rounds integers down.
 
-    Averages of weights in half precision, as with ``Trainer(precision="bf16-true")``, are kept in float32, because
-    half precision cannot resolve their small steps. They are rounded for validation and in ``"state_dict"``.
+    UsageError is raised in training for weights in half precision, as with ``Trainer(precision="bf16-true")``, which
+    cannot resolve the small steps of averages; ``"bf16-mixed"`` has weights in float32.
 
     Parameters
     ----------
@@ -230,18 +228,16 @@ class AveragedWeights(WeightAveraging):
             raise ValueError(f"decay: expected a number in [0, 1), got {decay}")
         super().__init__(multi_avg_fn=self._average)
         self.decay = decay
-        self._kept: list[Tensor] | None = None  # unrounded averages, kept while rounded ones are validated
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Create the averages in the precision that the weights will have, but at least in float32."""
+        """Create the averages in the precision that the weights will have, which must resolve their steps."""
         if stage == "fit":
             # Lightning converts the module later, when the weights of a checkpoint have already been rounded.
             trainer.precision_plugin.convert_module(pl_module)
+            for dtype in {weight.dtype for weight in pl_module.parameters() if weight.itemsize < 4}:
+                expected = "expected weights in float32 or float64, such as those of trainer.precision bf16-mixed"
+                raise UsageError(f"ema: {expected}, got {dtype}, in which averages stand still")
         super().setup(trainer, pl_module, stage)
-        self._kept = None
-        for average in _tensors(self._average_model):
-            if average.is_floating_point() and average.element_size() < 4:
-                average.data = average.data.float()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start from the present state of the task, which may have measured its data since the averages were made."""
@@ -249,19 +245,10 @@ class AveragedWeights(WeightAveraging):
         if average is not None and average.n_averaged == 0:
             average.module.load_state_dict(pl_module.state_dict())
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *rest: Any) -> None:
-        """Update the averages after an optimizer step."""
-        weights: Any = _Widened(pl_module, self._average_model)
-        super().on_train_batch_end(trainer, weights, *rest)
-
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Store the averages as ``"state_dict"``, together with the metadata of the weights."""
         super().on_save_checkpoint(trainer, pl_module, checkpoint)
         averages = OrderedDict(checkpoint["state_dict"])
-        for name, weight in checkpoint.get(_TRAINED, {}).items():
-            if averages[name].dtype != weight.dtype:  # a continued run loads the unrounded averages
-                checkpoint["averaging_state"][f"module.{name}"] = averages[name]
-                averages[name] = averages[name].to(weight.dtype)
         vars(averages)["_metadata"] = getattr(pl_module.state_dict(), "_metadata", {})
         checkpoint["state_dict"] = averages
 
@@ -276,37 +263,8 @@ class AveragedWeights(WeightAveraging):
 
     def _swap_models(self, pl_module: LightningModule) -> None:
         """Swap weights and averages for a validation; before the first step there are no averages."""
-        if self._average_model is None or self._average_model.n_averaged == 0:
-            return
-        pairs = zip(_tensors(self._average_model.module), _tensors(pl_module), strict=True)
-        finer = [average for average, weight in pairs if average.dtype != weight.dtype]
-        kept, self._kept = self._kept, [average.detach().clone() for average in finer]
-        super()._swap_models(pl_module)
-        if kept is not None:  # the averages are swapped back after they were rounded
-            for average, value in zip(finer, kept, strict=True):
-                average.data.copy_(value)
-            self._kept = None
-
-
-class _Widened:
-    """Parameters and buffers of a module, converted to the dtypes of their averages."""
-
-    def __init__(self, module: nn.Module, averages: AveragedModel | None) -> None:
-        self.module, self.averages = module, averages.module if averages else module
-
-    def parameters(self) -> Iterator[Tensor]:
-        return map(_in_dtype_of, self.module.parameters(), self.averages.parameters())
-
-    def buffers(self) -> Iterator[Tensor]:
-        return map(_in_dtype_of, self.module.buffers(), self.averages.buffers())
-
-
-def _in_dtype_of(weight: Tensor, average: Tensor) -> Tensor:
-    return weight.detach().to(average.dtype)
-
-
-def _tensors(module: nn.Module | None) -> Iterator[Tensor]:
-    return iter(()) if module is None else itertools.chain(module.parameters(), module.buffers())
+        if self._average_model is not None and self._average_model.n_averaged:
+            super()._swap_models(pl_module)
 
 
 def check_averaging(trainer: Trainer, checkpoint: Mapping[str, Any]) -> None:

@@ -6,7 +6,6 @@ import math
 import pickle
 import struct
 import zipfile
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from torch_geometric.loader import DataLoader
 from torch_geometric.transforms import Compose
 
 import lieattn_datasets as ld
-from lieattn_datasets import _mnist, _transforms
+from lieattn_datasets import _mnist
 from tests.cases import refuses
 
 RANDOM = np.random.default_rng(0)
@@ -551,27 +550,13 @@ class TestTransforms:
         with pytest.raises(ValueError, match=f"data.{name}: expected a floating tensor, got torch.int64"):
             transform(data)
 
-    @pytest.mark.parametrize("epoch", [None, 3])
-    def test_random_transforms_are_independent(self, epoch):
+    def test_random_transforms_are_independent(self):
         """Transforms with the default seed draw independent numbers."""
         turn, scale, found = ld.RandomRotatePoints(), ld.RandomScalePoints(), []
-        for transform in (turn, scale) if epoch is not None else ():
-            transform.set_epoch(epoch)
         for _ in range(300):
             pos = scale(turn(Data(pos=torch.tensor([[1.0, 0.0]], dtype=torch.float64)))).pos[0]
             found.append([math.atan2(pos[1], pos[0]), math.log(pos.norm())])
         assert abs(np.corrcoef(np.array(found).T)[0, 1]) < 0.2
-
-    def test_workers_draw_numbers_of_their_own_in_a_given_epoch(self, monkeypatch):
-        found = []
-        for worker in (None, 0, 1, 0):
-            info = None if worker is None else SimpleNamespace(id=worker)
-            monkeypatch.setattr(_transforms, "get_worker_info", lambda info=info: info)
-            turn = ld.RandomRotatePoints(5)
-            turn.set_epoch(3)
-            found.append(tuple(turn(Data(pos=torch.tensor([[1.0, 0.0]]))).pos[0].tolist()))
-        assert len(set(found)) == 3
-        assert found[1] == found[3]
 
     def test_splines_do_not_leave_the_range_of_intensities(self):
         square = np.zeros((12, 12), dtype=np.float32)
@@ -604,12 +589,6 @@ class TestTransforms:
         assert min(first) < -3
         assert max(first) > 3
         assert max(map(abs, angles(ld.RandomRotatePoints(5, max_angle=0.1)))) <= 0.1 + 1e-6
-        transform = ld.RandomRotatePoints(5)
-        epochs = []
-        for epoch in (0, 1, 0):
-            transform.set_epoch(epoch)
-            epochs.append(angles(transform, 3))
-        assert epochs[0] == epochs[2] != epochs[1]
 
     def test_scaled_digits(self):
         """Digits are dilated by factors with uniformly distributed logarithms; intensities stay."""
@@ -746,7 +725,6 @@ class TestTransforms:
             (lambda: ld.RandomWarpImage(bend=-1.0), "bend: expected a finite number of at least 0, got -1.0"),
             (lambda: ld.RandomScalePoints(least=2.0, most=1.0), "0 < least <= most, got 2.0 and 1.0"),
             (lambda: ld.RandomScalePoints(least=0.0), "0 < least <= most, got 0.0"),
-            (lambda: ld.RandomRotatePoints().set_epoch(-1), "epoch: expected an integer of at least 0"),
             (lambda: ld.RandomRotatePoints()(Batch.from_data_list([Data()])), "got a Batch"),
             (lambda: ld.TransformPoints([[1, 2]]), r"matrix: expected a square matrix, got .1, 2."),
             (lambda: ld.TransformPoints([[math.nan]]), "matrix: expected finite"),

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
-from torch.utils.data import get_worker_info
 from torch_geometric.data import Data
 
 from lieattn_datasets._checks import (
@@ -48,8 +47,8 @@ class Configured:
 class RandomTransform(Configured):
     """A random transform, whose numbers are a stream that the seed and the class determine.
 
-    If the seed of torch has changed since the transform was constructed, and :meth:`set_epoch` was not called, the
-    numbers also depend on torch's generator. Worker processes of a loader therefore draw different numbers, which
+    If the seed of torch has changed since the transform was constructed, the numbers also depend on torch's generator.
+    Worker processes of a loader therefore draw different numbers, which
     differ between epochs and follow ``torch.manual_seed``. In a loader that seeds torch for each item, such as
     ``lieattn.train.PointSetData``, the numbers of an item do not depend on the other items.
 
@@ -68,28 +67,12 @@ class RandomTransform(Configured):
         self.seed = seed
         self._class = zlib.crc32(type(self).__name__.encode())
         self._torch_seed = torch.initial_seed()
-        self._epoch: int | None = None
-        self._key: tuple[int, ...] | None = None
         self._generator = np.random.default_rng([self._class, seed])
 
-    def set_epoch(self, epoch: int) -> None:
-        """Restart the stream from the seed and the epoch, so that a single epoch can be repeated."""
-        check_arguments(RandomTransform.set_epoch, locals())
-        require(epoch >= 0, "epoch", "an integer of at least 0", epoch)
-        self._epoch = epoch
-        self._key = None
-
     def _stream(self) -> np.random.Generator:
-        key: tuple[int, ...] = (self._class, self.seed)
-        if self._epoch is not None:
-            worker = get_worker_info()
-            key = (*key, self._epoch, 0 if worker is None else worker.id + 1)
-        elif torch.initial_seed() != self._torch_seed:
-            return np.random.default_rng([self.seed, *torch.randint(2**31, (2,), device="cpu").tolist()])
-        if key != self._key:  # each process and each epoch begins its own stream
-            self._key = key
-            self._generator = np.random.default_rng(key)
-        return self._generator
+        if torch.initial_seed() == self._torch_seed:
+            return self._generator
+        return np.random.default_rng([self.seed, *torch.randint(2**31, (2,), device="cpu").tolist()])
 
 
 class TransformPoints(Configured):
@@ -147,8 +130,8 @@ class RandomRotatePoints(RandomTransform):
     """Rotate the points of each cloud by a random angle, as :class:`RotatePoints` does.
 
     The angles are a random stream that the seed determines. In worker processes of a loader, and if torch is seeded
-    later, they also depend on torch's generator (so that epochs differ, and ``torch.manual_seed`` has an effect),
-    unless ``set_epoch`` was called. Batches are refused, since their clouds would share one angle.
+    later, they also depend on torch's generator (so that epochs differ, and ``torch.manual_seed`` has an effect).
+    Batches are refused, since their clouds would share one angle.
 
     Parameters
     ----------
@@ -282,8 +265,8 @@ class TransformFields(Configured):
 class RandomRotateFields(RandomTransform):
     """Rotate each cloud with its vectors and tensors by a random rotation, as :class:`TransformFields` does.
 
-    The rotations are a random stream that the seed determines; see ``RandomTransform`` in this package for workers and
-    epochs. Batches are refused, since their clouds would share one rotation.
+    The rotations are a random stream that the seed determines; see ``RandomTransform`` in this package for
+    workers. Batches are refused, since their clouds would share one rotation.
 
     Parameters
     ----------

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
-import inspect
 from collections.abc import Iterable, Sequence, Sized
 from itertools import chain, islice
 from typing import Any, cast
@@ -18,6 +16,7 @@ from torch.utils.data import Dataset, Subset
 from torch_geometric.data import Data
 
 from lieattn._core.machine import usable_accelerator
+from lieattn._core.names import arguments
 from lieattn.certify import Kind, moved
 from lieattn.compare._settings import Cell, ModelSettings, Settings, Spec
 from lieattn.groups import SO, Group
@@ -155,16 +154,10 @@ def _has_points(cloud: Data) -> bool:
 
 def _with_root(spec: Spec, root: str | None) -> Spec:
     """Set ``root`` of a data set, if its class takes this argument and the configuration does not give it."""
-    arguments = spec.get("init_args", {})
-    if root is None or "root" in arguments:
+    given = spec.get("init_args", {})
+    if root is None or "root" in given or "root" not in (arguments(spec["class_path"]) or {}):
         return spec
-    module, _, name = spec["class_path"].rpartition(".")
-    try:
-        catalog = importlib.import_module(module or "lieattn_datasets")  # its classes need no module in class paths
-        takes = "root" in inspect.signature(getattr(catalog, name)).parameters
-    except (ImportError, AttributeError, ValueError):  # the error is reported when the data set is built
-        return spec
-    return {"class_path": spec["class_path"], "init_args": {**arguments, "root": root}} if takes else spec
+    return {"class_path": spec["class_path"], "init_args": {**given, "root": root}}
 
 
 def _limited(source: Dataset[Data], count: int | None) -> Dataset[Data]:
@@ -191,9 +184,9 @@ def _check_sizes(name: str, network: nn.Module) -> None:
 def build_task(settings: Settings, name: str, model: ModelSettings) -> PointSetTask:
     """Build the Lightning module of a model; UsageError is raised if a part or the schedule does not fit."""
     parts = {"optimizer": model.optimizer or settings.optimizer, "schedule": settings.schedule}
-    arguments: dict[str, Any] = {**settings.task.get("init_args", {}), "network": model.network}
-    arguments |= {key: part for key, part in parts.items() if part is not None}
-    spec = {"class_path": settings.task["class_path"], "init_args": arguments}
+    given: dict[str, Any] = {**settings.task.get("init_args", {}), "network": model.network}
+    given |= {key: part for key, part in parts.items() if part is not None}
+    spec = {"class_path": settings.task["class_path"], "init_args": given}
     task = build(PointSetTask, spec, f"the task with models.{name}")  # type: ignore[type-abstract]
     _check_sizes(name, task.network)
     if isinstance(task.schedule, Plateau):

@@ -477,7 +477,6 @@ OWN: dict[str, dict[str, Any]] = {
     "lieattn_datasets.simulate_springs": _SPRINGS,
     "lieattn_datasets.MoleculeFeatures.__call__": {"data": MOVING},
     "lieattn_datasets.RandomRotateFields.__call__": {"data": DATA3},
-    "lieattn_datasets.DropPoints.set_epoch": {"epoch": 1},
     "lieattn_datasets.RandomCrop.__call__": {"data": IMAGE_DATA},
     "lieattn_datasets.AveragePixels.__call__": {"data": IMAGE_DATA},
     "lieattn_datasets.DropBackground.__call__": {"data": IMAGE_DATA},

@@ -20,7 +20,6 @@ from tests.cases import some
 ROOT = Path(__file__).parents[1]
 REMARKS = {
     "scaling": "exponent of time in points",
-    "fibers": "parts are those of one block",
     "attentive": "2x2p4: with attention a step takes",
     "epochs": "an epoch of GSA-Net R4, step: 1250 steps",
 }

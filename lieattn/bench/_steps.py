@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import cache, partial
 from typing import Any, Literal, cast
 
@@ -28,7 +27,6 @@ from lieattn.models import (
 from lieattn.models.frames import FramewiseOptions
 from lieattn.nn import FramewiseBlock
 from lieattn.nn.relative import RotaryPhases
-from lieattn.ops import RelativeTerms, group_attention
 from lieattn.spaces import Euclidean
 
 # Network, side and channels of its images (None: molecules), clouds in a batch, clouds in the training set.
@@ -217,50 +215,9 @@ def step(kind: Clouds, make: Callable[[], nn.Module], sizes: Sizes) -> Problem:
     return problem
 
 
-def part(name: str, frames: str, sizes: Sizes) -> Problem:
-    """One part of a step on molecules, forward and backward, for inputs that need gradients."""
-    data, model = batch("molecules", sizes), network("molecules", frames, sizes["widths"][0], sizes)
-    graph, positions, local = model.geometry(data)
-    blocks: Any = model.blocks
-    block = blocks[0]
-    edges, lifting = model.edges, model.lifting
-    if local is None or edges is None or lifting is None or model.phases is None:
-        raise RuntimeError("network: expected one with a neighborhood and attention")
-    near, maps = local, [lifting.output, *(one.messages.kernel for one in blocks)]
-    channels = len(block.norm1.weight)
-    query, key, value = (torch.randn(graph.num_points, graph.fiber, 1, channels, requires_grad=True) for _ in range(3))
-    x = query[:, :, 0]
-    kernel = torch.randn(near.neighbors.num_edges, graph.fiber, channels, requires_grad=True)
-    terms = RelativeTerms(rotary=model.phases(positions).detach(), rotary_values=True)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    runs: dict[str, Callable[[], Any]] = {
-        "geometry": lambda: model.geometry(data),
-        "edge networks": lambda: torch.stack([made.square().mean() for made in edges.kernels(maps, near, data.x)]),
-        "attention": lambda: group_attention(query, key, value, graph.neighbors, pattern="framewise", terms=terms)[0],
-        "projections": lambda: torch.cat([block.attention.projection(x), block.attention.output(x)], dim=-1),
-        "messages": lambda: block.messages(x, replace(near, terms=kernel)),
-        "feed forward": lambda: block.linear2(nn.functional.gelu(block.linear1(x))),
-        "norms": lambda: block.norm1(x) + block.norm2(x),
-        "optimizer": lambda: optimizer.step(),
-    }
-
-    def problem() -> Iterator[Tensor]:
-        made = runs[name]()
-        if isinstance(made, Tensor):
-            yield made.square().mean()
-
-    return problem
-
-
-PARTS = ("geometry", "edge networks", "projections", "attention", "messages", "feed forward", "norms", "optimizer")
-
-
 def _cases_of_fibers(sizes: Sizes, device: str) -> Cases:
-    """Steps, with exact frames first, and the parts of a step, with one block's parts."""
+    """Steps, with exact frames first."""
     kinds: tuple[Clouds, ...] = ("molecules", "shapes")
-    width = sizes["widths"][0]
     steps: dict[str, dict[str, Callable[[], Problem]]] = {
         f"{kind} {width}": {
             name: partial(step, kind, partial(network, kind, name, width, sizes), sizes) for name in FRAMES
@@ -268,17 +225,17 @@ def _cases_of_fibers(sizes: Sizes, device: str) -> Cases:
         for kind in kinds
         for width in sizes["widths"]
     }
+    width = sizes["widths"][0]
     steps[f"molecules {width}"]["joint O"] = partial(step, "molecules", partial(joint, width, sizes), sizes)
-    return {**steps, **{name: {frames: partial(part, name, frames, sizes) for frames in FRAMES} for name in PARTS}}
+    return steps
 
 
 # Clouds and the points of each.
 FIBERS = Benchmark(
-    "a training step with fibers of 4 to 60 frames at equal width, and its parts (CPU time)",
+    "a training step with fibers of 4 to 60 frames at equal width (CPU time)",
     {"molecules": (32, 18), "shapes": (16, 64), "widths": (96, 192), "layers": 4},
     {"molecules": (2, 6), "shapes": (2, 6), "widths": (48,), "layers": 1},
     _cases_of_fibers,
-    remarks=lambda _, sizes: [f"CPU time; parts are those of one block of width {sizes['widths'][0]} on molecules"],
     on_gpus=False,
     options={"repeats": 7, "threads": 1, "memory": False, "clock": time.process_time},
 )

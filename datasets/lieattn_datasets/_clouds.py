@@ -75,6 +75,10 @@ class Clouds(Dataset[Data]):
             data = self._make(int(self._indices[position]))
         return data if self.transform is None else self.transform(data)
 
+    def __repr__(self) -> str:
+        first = f" like {self._make(int(self._indices[0]))}" if len(self) else ""
+        return f"{type(self).__name__}({len(self)} items{first})"
+
     @property
     def files(self) -> list[str]:
         """The file of each item, as found below ``root``; empty if items have no files of their own."""

@@ -111,9 +111,6 @@ class Flights(Clouds):
             y=tensor(self._future[index, None]),
         )
 
-    def __repr__(self) -> str:
-        return f"Flights({len(self)} flights, {self._times.shape[1]} fixes)"
-
 
 def _unit(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(vectors / np.linalg.norm(vectors, axis=-1, keepdims=True))

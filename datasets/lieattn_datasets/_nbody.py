@@ -106,10 +106,6 @@ class ChargedParticles(Clouds):
             energy=torch.tensor([self._energy[index]], dtype=torch.float32),
         )
 
-    def __repr__(self) -> str:
-        span = f"time {self._times[self.start]:g} to {self._times[self.end]:g}"
-        return f"{type(self).__name__}({len(self)} systems of {self._charge.shape[1]} particles, {span})"
-
 
 class NBody(ChargedParticles):
     """Five charged particles: 3,000 / 2,000 / 2,000 simulated systems, similar to those of the literature.
@@ -245,9 +241,6 @@ class NBodyTrajectories(Clouds):
         super().__init__(systems, transform)
         self._charge, self._energy = charge[:systems], energy[:systems]
         self._path = np.concatenate([pos, vel], axis=-1).swapaxes(1, 2)
-
-    def __repr__(self) -> str:
-        return f"NBodyTrajectories({len(self)} systems of {self._charge.shape[1]} particles, {len(self._times)} times)"
 
     def _make(self, index: int) -> Data:
         path = torch.from_numpy(self._path[index].astype(np.float32))

@@ -148,9 +148,6 @@ class SphericalImages(Clouds):
             data.rotation = torch.from_numpy(rotation[None].astype(np.float32))
         return data
 
-    def __repr__(self) -> str:
-        return f"SphericalImages({len(self)} images on {len(self._directions)} points, {self.num_classes} classes)"
-
 
 class SphericalMNIST(LabeledClouds):
     """MNIST digits on the sphere, unrotated or with a random rotation each, on a grid of 60 x 60 angles.
@@ -238,9 +235,6 @@ class SphericalMNIST(LabeledClouds):
         if self._rotations is not None:
             data.rotation = torch.from_numpy(self._rotations[index : index + 1].astype(np.float32))
         return data
-
-    def __repr__(self) -> str:
-        return f"SphericalMNIST({len(self)} images on {len(self._areas)} points, 10 classes)"
 
 
 def sphere_data(directions: NDArray[np.float64], values: NDArray[np.float64], areas: NDArray[np.float64]) -> Data:

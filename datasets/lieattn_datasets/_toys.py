@@ -134,9 +134,6 @@ class Constellation(LabeledClouds):
         x[:, : len(pos) - 1] = apart
         return Data(x=x, pos=pos, y=torch.from_numpy(self._labels[index : index + 1].copy()))
 
-    def __repr__(self) -> str:
-        return f"Constellation({len(self)} constellations, motion {self.motion})"
-
 
 def _turn(points: NDArray[np.float64], angle: NDArray[np.float64]) -> NDArray[np.float64]:
     """Rotate points ``[..., corners, 2]`` counter-clockwise by angles ``[items]``; return ``[items, corners, 2]``."""
@@ -227,9 +224,6 @@ class Springs(Clouds):
             time=torch.from_numpy((times - times[0])[None].astype(np.float32)),
             energy=torch.from_numpy(energy[None].astype(np.float32)),
         )
-
-    def __repr__(self) -> str:
-        return f"Springs({len(self)} systems of {self._mass.shape[1]} particles, {self._points} points)"
 
 
 def spring_energy(

@@ -172,10 +172,6 @@ class WindOnSphere(Clouds):
             **filled,
         )
 
-    def __repr__(self) -> str:
-        points = int(self._sizes.sum()) if self._points is None else self._points
-        return f"WindOnSphere({len(self)} fields on {points} points, {self.task})"
-
 
 def wind_vectors(
     u: ArrayLike,

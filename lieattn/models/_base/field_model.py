@@ -64,6 +64,9 @@ class FieldModel(Network):
             raise TypeError(f"network: expected a lieattn.models.Network, got {type(network).__name__}")
         check_arguments(FieldModel.__init__, locals())
         self.start, self.units, self.unit = dict(start or {}), dict(units or {}), unit
+        given = (("start", self.start), ("units", self.units))
+        self.tied = {name: repr({key: float(of[key]) for key in sorted(of)}) for name, of in given}
+        self.tied["unit"] = repr(float(unit))
         for argument, numbers in (("units", self.units), ("unit", {"unit": unit})):
             for name, number in numbers.items():
                 if not 0 < number < math.inf:
@@ -93,12 +96,6 @@ class FieldModel(Network):
     def kind(self) -> Any:
         """Kind of the head, or ``"position"`` if the outputs are the positions plus a correction."""
         return "position" if self.start.get("pos") == 1 else super().kind
-
-    def tied_to(self) -> dict[str, str]:
-        """Return the known vectors and the units, besides the properties of the network, that the weights depend on."""
-        numbers = (("start", self.start), ("units", self.units))
-        found = {name: repr({key: float(of[key]) for key in sorted(of)}) for name, of in numbers}
-        return {**super().tied_to(), **found, "unit": repr(float(self.unit))}
 
     @in_precision_of_weights
     def geometry(self, data: Any) -> Any:

@@ -117,6 +117,8 @@ class EquivariantModule(Recorded, Shown, TiedWeights, abc.ABC):
         Input features of the points; None for modules without their own.
     group, space, frames, neighborhood
         Group, space, frames and neighborhood that the weights belong to; None where a module has none.
+    tied
+        Descriptions by name of further properties that the weights depend on, see :meth:`tied_to`.
     """
 
     inputs: Any = None
@@ -130,6 +132,7 @@ class EquivariantModule(Recorded, Shown, TiedWeights, abc.ABC):
     sees_order: bool = False
     has_kinks: bool = False
     recomputes: bool = False
+    tied: Mapping[str, str] = MappingProxyType({})
 
     @property
     @abc.abstractmethod
@@ -138,7 +141,7 @@ class EquivariantModule(Recorded, Shown, TiedWeights, abc.ABC):
 
     def tied_to(self) -> dict[str, str]:
         """Return descriptions by name of the properties, besides shapes, that the weights depend on."""
-        return tied_geometry(self)
+        return {**tied_geometry(self), **self.tied}
 
     def decide(self, tied_to: Mapping[str, str]) -> None:
         """Adopt the smoothness of the radius from the weights if this module leaves it open."""
@@ -242,6 +245,7 @@ class Network(EquivariantModule):
     """
 
     head: nn.Module
+    _has_other_head: bool = False
 
     @property
     def kind(self) -> Any:
@@ -256,7 +260,7 @@ class Network(EquivariantModule):
         self.check_head(head)
         other = copy.copy(self)
         other._modules = {**self._modules, "head": head}
-        vars(other)["_has_other_head"] = True
+        other._has_other_head = True
         other.has_kinks = self.has_kinks or bool(getattr(head, "has_kinks", False))
         return other
 
@@ -345,7 +349,6 @@ class ImageNetwork(Network):
         return Symmetry(group, "images about their centers", translations=False, notes=notes)
 
     def tied_to(self) -> dict[str, str]:
-        """Return descriptions of the group and the downsampling."""
         return {**super().tied_to(), "downsampling": self.downsampling}
 
     @in_precision_of_weights

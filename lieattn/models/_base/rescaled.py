@@ -89,6 +89,7 @@ class Rescaled(WideStatistics, Wrapper):
         for name in self.turning(network, scale):
             _check_turning(name, kinds[name], torch.as_tensor(scale[name]), torch.as_tensor(shift.get(name, 0.0)))
         self.network, self.names, self.extensive = network, tuple(scale), tuple(extensive)
+        self.tied = {"extensive": repr(tuple(sorted(extensive)))}  # the shifts depend on it
         for name in self.names:
             # Copied, because load_state_dict writes into buffers.
             self.register_buffer(f"shift_{name}", torch.as_tensor(shift.get(name, 0.0)).clone())
@@ -111,10 +112,6 @@ class Rescaled(WideStatistics, Wrapper):
         """Kind of the outputs of the network; without those that are left out, if they have names."""
         found = super().kind
         return {name: found[name] for name in self.names if name in found} if isinstance(found, Mapping) else found
-
-    def tied_to(self) -> dict[str, str]:
-        """Return the names of the extensive outputs, on which the shifts depend."""
-        return {**super().tied_to(), "extensive": repr(tuple(sorted(self.extensive)))}
 
     def units(self, name: str) -> tuple[Tensor, Tensor]:
         """Return scale and shift of an output; for extensive outputs the shift is that of a single point."""

@@ -129,7 +129,6 @@ class AffineNet(LiftedNetwork):
 
     @in_precision_of_weights
     def field(self, data: Any, geometry: LiftedGraph | None = None) -> GroupField:
-        """Return the field ``[points, fiber, channels]`` after the last block, and its graph."""
         graph = self.geometry(data) if geometry is None else geometry
         x = self._through(self.lifting, features(data, self.inputs, graph), graph)
         vectors: Tensor | None = self.vectors(data, graph)

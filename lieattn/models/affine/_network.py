@@ -242,6 +242,7 @@ class AffineSelfConvNet(ImageNetwork):
         super().__init__(group, in_channels, out_channels, channels, vector_inputs)
         heads = heads_for(layer, channels, 2, heads)
         self.downsampling, self.scale = downsampling, scale
+        self.tied = {"scale": "1 / channels" if scale is None else f"{scale:g}"}
         window = RelativePositionTable.square(5, border="zero") if window is None else window
         # Side in pixels of the square that holds the window.
         side = 2 * round(max(abs(coordinate) for offset in window.offsets for coordinate in offset)) + 1
@@ -276,19 +277,12 @@ class AffineSelfConvNet(ImageNetwork):
         """
         draw_weights(self)
 
-    def tied_to(self) -> dict[str, str]:
-        """Return descriptions of the group, the downsampling and the scale of scores."""
-        scale = "1 / channels" if self.scale is None else f"{self.scale:g}"
-        return {**super().tied_to(), "scale": scale}
-
     @in_precision_of_weights
     def field(self, data: Any, geometry: Any = None) -> GroupField:
-        """Return the field after the last block, in raster order, and the lifted pixels; ``geometry`` is not used."""
         x, raster = self.last_field(data, self.embedded_vectors(data))
         return GroupField(x, self.graphs(raster, x.device))
 
     def last_field(self, images: Any, vectors: Tensor | None) -> tuple[Tensor, Raster]:
-        """Return the field ``[points, order, channels]`` after the last block, and its raster."""
         images = self.images(images)
         raster = Raster(len(images), tuple(images.shape[-2:]))
         x = F.relu(self.stem_norm(from_grid(plus_vectors(self.stem(images), vectors))))

@@ -15,13 +15,12 @@ from lieattn.models._base.jumps import decided, jumps_of_neighbors
 from lieattn.models._base.lifted import LiftedNetwork
 from lieattn.models._base.network import GroupField
 from lieattn.models._base.tied import tied_repr
-from lieattn.models.attentive._networks import AttentionKind, maps_of
+from lieattn.models.attentive._networks import AttentionKind, ShowsAttention
 from lieattn.nn import AttentiveGroupConvolution, GroupConvolution, InvariantHead, PointBatchNorm, Pooling
 from lieattn.nn.relative import NetworkKernel
-from lieattn.ops import AttentionMaps
 
 
-class AttentiveNet(LiftedNetwork):
+class AttentiveNet(ShowsAttention, LiftedNetwork):
     """Attentive group convolutional network on any point clouds and any finite group (Romero et al. 2020).
 
     A lifting convolution and residual blocks, x + relu(norm(convolution(x))), whose kernels are networks of the
@@ -110,7 +109,6 @@ class AttentiveNet(LiftedNetwork):
         return tuple(dict.fromkeys((*super().jumps, *jumps_of_neighbors(self.local))))
 
     def tied_to(self) -> dict[str, str]:
-        """Return descriptions of the group and geometry, and of the neighbors that the kernels see."""
         return {**super().tied_to(), "local": tied_repr(decided(self.local or self.neighborhood))}
 
     @in_precision_of_weights
@@ -130,7 +128,6 @@ class AttentiveNet(LiftedNetwork):
 
     @in_precision_of_weights
     def field(self, data: Any, geometry: LiftedGraph | None = None) -> GroupField:
-        """Return the field ``[points, fiber, channels]`` after the last block, and its graph."""
         graph = self.geometry(data) if geometry is None else geometry
         x = self._through(self.lifting, features(data, self.inputs, graph), graph)
         vectors = self.vectors(data, graph)
@@ -141,11 +138,3 @@ class AttentiveNet(LiftedNetwork):
 
     def _after(self, x: Tensor) -> Tensor:
         return F.dropout(F.relu(x), self.dropout, self.training)
-
-    def attention_maps(self, data: Any) -> dict[str, AttentionMaps]:
-        """Return the attention maps of every attentive layer by its name, see :class:`AttentiveGroupConvolution`.
-
-        Call ``eval()`` first to disable dropout. The maps are the residual attention α⁻: responses are multiplied by
-        1 - α⁻.
-        """
-        return maps_of(self, data)

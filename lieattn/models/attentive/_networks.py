@@ -50,22 +50,28 @@ DEEP: Any = {"init_scale": math.sqrt(2)}
 batch_norm = partial(FieldBatchNorm, eps=2e-5, axis=1)  # the authors' ε
 
 
-def maps_of(network: nn.Module, data: Any) -> dict[str, AttentionMaps]:
-    """Return the attention maps of every attentive layer of a network by its name."""
-    found: dict[str, AttentionMaps] = {}
+class ShowsAttention(nn.Module):
+    """A network with attentive layers."""
 
-    def observe(name: str, layer: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        found[name] = layer.attend(*inputs, return_maps=True)[1]
+    def attention_maps(self, data: Any) -> dict[str, AttentionMaps]:
+        """Return the attention maps of every attentive layer by its name; call ``eval()`` first to disable dropout.
 
-    with ExitStack() as hooks:
-        for name, module in network.named_modules():
-            if isinstance(module, _ATTENTIVE):
-                hooks.enter_context(module.register_forward_hook(partial(observe, name)))
-        network(data)
-    return found
+        The maps are the residual attention α⁻: responses are multiplied by 1 - α⁻.
+        """
+        found: dict[str, AttentionMaps] = {}
+
+        def observe(name: str, layer: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+            found[name] = layer.attend(*inputs, return_maps=True)[1]
+
+        with ExitStack() as hooks:
+            for name, module in self.named_modules():
+                if isinstance(module, _ATTENTIVE):
+                    hooks.enter_context(module.register_forward_hook(partial(observe, name)))
+            self(data)
+        return found
 
 
-class AttentiveNetwork(ImageNetwork):
+class AttentiveNetwork(ShowsAttention, ImageNetwork):
     """Base class of attentive networks on grids (Romero et al. 2020), with invariant logits.
 
     With a group of the plane the inputs are images; with a group of space, such as ``octahedral()``, they are voxels.
@@ -90,12 +96,10 @@ class AttentiveNetwork(ImageNetwork):
         super().__init__(group, in_channels, out_channels, stem_channels, vector_inputs)
         check_choice("attention", attention, AttentionKind)
         self.attention: AttentionKind = attention
-        self.reads_itself = True
 
     def with_head(self, head: nn.Module) -> Self:
         """Return this network with another head in place of its last layers; all other weights are shared."""
         other = super().with_head(head)
-        other.reads_itself = False
         for name in self.own_readout:
             other._modules.pop(name)
         return other
@@ -103,12 +107,11 @@ class AttentiveNetwork(ImageNetwork):
     @in_precision_of_weights
     def forward(self, data: Any, geometry: Any = None) -> Tensor:
         """Return logits ``[images, out_channels]``, or outputs of another head; arguments as in :meth:`field`."""
-        if not self.reads_itself:
+        if self._has_other_head:
             return super().forward(data, geometry)
         return self.logits(self.fields(data, self.embedded_vectors(data))[-1])
 
     def last_field(self, images: Any, vectors: Tensor | None) -> tuple[Tensor, Raster]:
-        """Return the field ``[points, order, channels]`` after the last block, and its raster."""
         x = self.fields(images, vectors)[-1]
         return from_grid(x, self.group.dim), Raster(len(x), tuple(x.shape[3:]))
 
@@ -130,13 +133,6 @@ class AttentiveNetwork(ImageNetwork):
     @abc.abstractmethod
     def logits(self, field: Float[Tensor, "images channels order *sides"]) -> Float[Tensor, "images outputs"]:
         """Return logits ``[images, out_channels]`` of the last field."""
-
-    def attention_maps(self, data: Any) -> dict[str, AttentionMaps]:
-        """Return the attention maps of every attentive layer by its name; call ``eval()`` first to disable dropout.
-
-        The maps are the residual attention α⁻: responses are multiplied by 1 - α⁻.
-        """
-        return maps_of(self, data)
 
 
 class AttentiveCNN(AttentiveNetwork):

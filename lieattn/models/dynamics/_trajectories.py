@@ -191,16 +191,12 @@ class HamiltonianDynamics(Wrapper):
         self.potential = potential
         self.vector_inputs = tuple(dict.fromkeys(("momentum", "vel", *self.vector_inputs)))
         self.center, self.method, self.rtol, self.atol = center, method, rtol, atol
-        self.options = dict(options or {})
+        self.options, self.tied = dict(options or {}), {"center": repr(center)}
 
     @property
     def symmetry(self) -> Symmetry:
         """The symmetry of the potential, without dilations."""
         return symmetry_of_gradients(super().symmetry)
-
-    def tied_to(self) -> dict[str, str]:
-        """Return whether the potential, on which the weights depend, sees positions relative to the mean."""
-        return {**super().tied_to(), "center": repr(self.center)}
 
     @property
     def kind(self) -> tuple[str, str]:

@@ -167,6 +167,7 @@ class DirectionConvNet(FrameNetwork):
         orbit = places, directions = _orbit(chosen.group, axis)
         sizes: dict[str, Any] = {"channels": channels, "vector_inputs": vector_inputs, "along": 1}
         super().__init__(chosen, in_channels, neighborhood, options, partial(_ZonalEdges, directions), **sizes)
+        self.tied = {**self.tied, "axis": ", ".join(f"{number:.6f}" for number in axis.tolist())}
         self.axis, preserving = axis, chosen.group.elements[places == places[chosen.group.identity_index]]
         for name, rep in self.field_inputs.items():
             if rep.matrix(preserving).mean(dim=0).trace() < 0.5:
@@ -183,15 +184,14 @@ class DirectionConvNet(FrameNetwork):
         """Directions ``[directions, 3]`` float64 in the frame of a cloud."""
         return self.edges.directions
 
-    def tied_to(self) -> dict[str, str]:
-        """Properties that the weights depend on, including the axis, the cutoff and the window."""
-        axis = ", ".join(f"{number:.6f}" for number in self.axis.tolist())
-        return {**super().tied_to(), "axis": axis}
-
     def check_head(self, head: nn.Module) -> None:
         """Refuse rotations that the field, which is constant on the cosets of K, does not determine."""
-        turning = any(isinstance(part, RotationHead) for part in head.modules())
-        if turning and not _has_planes_of_pseudovectors(self.group, self.axis):
+        if not any(isinstance(part, RotationHead) for part in head.modules()):
+            return
+        places, turns = self.places.cpu(), Pseudovector().matrix(self.group.elements)
+        # The pseudovectors that K preserves, and their images under H, have to span at least a plane.
+        preserved = turns[places == places[self.group.identity_index]].mean(dim=0)
+        if torch.linalg.matrix_rank((turns @ preserved).movedim(0, 1).flatten(1), rtol=1e-6) < 2:
             raise ValueError(
                 f"head: a field over the directions of {self.group.name} does not determine rotations; use another "
                 "group such as tetrahedral(), another DirectionOptions(axis=...), or a FramewiseTransformer"
@@ -372,11 +372,3 @@ def _orbit(group: FiniteGroup, axis: Tensor) -> tuple[Tensor, Tensor]:
         if not near:
             directions.append(image)
     return torch.tensor(places), torch.stack(directions)
-
-
-def _has_planes_of_pseudovectors(group: FiniteGroup, axis: Tensor) -> bool:
-    """Return whether the pseudovectors that K preserves, and their images under H, span at least a plane."""
-    places, _ = _orbit(group, axis)
-    turns = Pseudovector().matrix(group.elements)
-    preserved = turns[places == places[group.identity_index]].mean(dim=0)
-    return int(torch.linalg.matrix_rank((turns @ preserved).movedim(0, 1).flatten(1), rtol=1e-6)) >= 2

@@ -183,6 +183,7 @@ class FramewiseTransformer(FrameNetwork):
         edge_network = partial(EdgeNetwork, group.dim)
         super().__init__(chosen, in_channels, neighborhood, options, edge_network, seen=group.dim * positions, **sizes)
         self.length, self.attention, self.positions = length, options.attention, positions
+        self.tied = {**self.tied, "attention": self.attention, "length": repr(float(length))}
         attends = options.attention != "none"
         self.phases = RotaryPhases(group.dim, heads, channels // heads) if attends else None
         block: dict[str, Any] = {"heads": heads, "mlp_ratio": options.mlp_ratio, "dropout": options.dropout}
@@ -194,10 +195,6 @@ class FramewiseTransformer(FrameNetwork):
             channels, out_channels, group.dim, outputs, group if options.head == "frames" else None
         )
         self.has_kinks = pool == "max"
-
-    def tied_to(self) -> dict[str, str]:
-        """Return descriptions of the group and geometry, and of the attention, cutoff and window."""
-        return {**super().tied_to(), "attention": self.attention, "length": repr(float(self.length))}
 
     @in_precision_of_weights
     def geometry(self, data: Any) -> FramewiseGeometry:
@@ -231,7 +228,6 @@ class FramewiseTransformer(FrameNetwork):
 
     @in_precision_of_weights
     def field(self, data: Any, geometry: FramewiseGeometry | None = None) -> GroupField:
-        """Return the field after the last block, and the graph of the attention; see :meth:`Network.field`."""
         graph, positions, local = self.geometry(data) if geometry is None else geometry
         invariants, directed = features(data, self.inputs, graph), vectors(data, self.vector_inputs, graph)
         x = self.embed_features(invariants)[:, None].expand(-1, graph.fiber, -1)

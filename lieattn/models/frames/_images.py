@@ -208,11 +208,7 @@ class ImageTransformer(LiftedNetwork):
         width = widths[0] if pool == "none" else widths[-1]
         self.norm = FieldBatchNorm(width)
         self.head = FramewiseHead(width, out_channels, group.dim, PointOutputs(kind, pool), group, "max")
-
-    def tied_to(self) -> dict[str, str]:
-        """Return descriptions of the group and geometry, and of the window and poolings."""
-        own = {"window": repr(self.options.window), "length": repr(float(self.length))}
-        return {**super().tied_to(), **own, "reduction": self.options.reduction}
+        self.tied = {"window": repr(options.window), "length": repr(float(self.length)), "reduction": options.reduction}
 
     @in_precision_of_weights
     def geometry(self, data: Any) -> ImageGeometry:

@@ -118,6 +118,7 @@ class FrameNetwork(LiftedNetwork):
             sizes["in_edges"] = self.edge_channels + (0 if self.angles is None else self.angles.of_edges)
             self.edges = edge_network(self.in_channels, **sizes)
             self.lifting = LiftingConvolution(self.edges.units, channels)
+            self.tied = {"cutoff": f"{self.edges.cutoff:g}", "window": f"{self.edges.window}"}
 
     @property
     def symmetry(self) -> Symmetry:
@@ -136,11 +137,6 @@ class FrameNetwork(LiftedNetwork):
     @property
     def _window(self) -> float | None:
         return None if self.edges is None else self.edges.cutoff
-
-    def tied_to(self) -> dict[str, str]:
-        """Return descriptions of the group and geometry, and of the cutoff and window of the edges."""
-        edges = {} if self.edges is None else {"cutoff": f"{self.edges.cutoff:g}", "window": f"{self.edges.window}"}
-        return {**super().tied_to(), **edges}
 
     def _lifted(self, clouds: PointClouds, data: Any, neighborhood: Neighborhood, **given: Any) -> LiftedGraph:
         """Lift clouds with the frames of this pass, random ones in training if there are any.
@@ -177,12 +173,7 @@ class FrameHead(nn.Sequential):
 
     def __init__(self, hidden: nn.Module, last: nn.Linear, out_channels: int, outputs: PointOutputs) -> None:
         super().__init__(hidden, nn.GELU(), last)
-        self.out_channels, self.outputs = out_channels, outputs
-
-    @property
-    def kind(self) -> str:
-        """Transformation of the outputs."""
-        return self.outputs.kind
+        self.out_channels, self.outputs, self.kind = out_channels, outputs, outputs.kind
 
 
 def with_pair_features(edges: Tensor | None, data: Any, channels: int, graph: LiftedGraph) -> Tensor | None:

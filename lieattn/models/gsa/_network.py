@@ -337,7 +337,6 @@ class GSANet(LiftedNetwork):
         return (*super().jumps, *((chosen,) if self.stages.coarsens and self.stages.share is not None else ()))
 
     def tied_to(self) -> dict[str, str]:
-        """Return descriptions of the group and geometry, and of the stages and the positional encodings."""
         own = {"crops": repr(self.stages.margins), "pools": repr(self.stages.pools)}
         own |= {"positions": self.options.positions, "pattern": self.options.pattern}
         own |= tied_lengths(self.neighborhood, length=self.options.length)

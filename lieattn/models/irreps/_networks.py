@@ -90,16 +90,13 @@ class _PointNetwork(EquivariantModule):
         self.radial, self.degree = radial, degree
         self.fields = Fields(self.field_inputs) if self.field_inputs else None
         self.neighborhood, self.cutoff = neighborhood, cutoff_of(neighborhood, cutoff)
+        self.tied = {"cutoff": repr(self.cutoff)}
         self.has_kinks = pool == "max"
 
     @property
     def symmetry(self) -> Symmetry:
         """Symmetry under E(3); less if neighborhoods are cubes of voxels and the cutoff exceeds them."""
         return of_squares(Symmetry(E(3)), self.neighborhood, self.cutoff).seeing(self.vector_inputs)
-
-    def tied_to(self) -> dict[str, str]:
-        """Return descriptions of the geometry and the cutoff."""
-        return {**super().tied_to(), "cutoff": repr(self.cutoff)}
 
     @property
     def jumps(self) -> tuple[str, ...]:

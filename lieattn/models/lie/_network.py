@@ -261,20 +261,25 @@ class LieNetwork(LiftedNetwork):
     ) -> None:
         check_counts(channels=channels)
         super().__init__(frames, in_channels, neighborhood, space, vector_inputs)
-        self.lifting = lifting or Lifting()
-        self.recomputes = self.lifting.piece is not None
-        chart = self.lifting.coordinates
+        self.lifting = options = lifting or Lifting()
+        self.recomputes = options.piece is not None
+        chart = options.coordinates
+        self.tied = tied_lengths(neighborhood, length=options.length, cutoff=options.cutoff)
+        self.tied |= {
+            "bound": repr(options.bound),
+            "coordinates": chart if isinstance(chart, str) else tied_repr(chart),
+        }
         if isinstance(chart, PairCoordinates):
             count = chart.count(self.space)
         else:
             if chart == "log":
                 _check_logarithms(self.space, self.frames)
             count = num_coordinates(self.space, chart) + isinstance(self.frames, ScaleFrames)
-        self.num_coordinates = self.lifting.radial + count
-        if self.lifting.radial:
+        self.num_coordinates = options.radial + count
+        if options.radial:
             if not _is_rigid(self.space):
                 raise ValueError(f"radial: expected 0, since distances are not invariant in {self.space.name}")
-            cutoff_of(neighborhood, self.lifting.cutoff, "lifting.cutoff")
+            cutoff_of(neighborhood, options.cutoff, "lifting.cutoff")
         self.embed = nn.Linear(self.in_channels, channels)
         self.embed_vectors = VectorEmbedding(vector_inputs, self.space.group.dim, channels)
 
@@ -297,13 +302,6 @@ class LieNetwork(LiftedNetwork):
         still = options.continuous or self.space.group.only_translates
         halves = () if still else ("logarithms jump at half turns: use coordinates='smooth'",)
         return (*super().jumps, *beyond, *halves)
-
-    def tied_to(self) -> dict[str, str]:
-        """Return descriptions of the group and geometry, and of the coordinates."""
-        options = self.lifting
-        own = tied_lengths(self.neighborhood, length=options.length, cutoff=options.cutoff)
-        chart = options.coordinates if isinstance(options.coordinates, str) else tied_repr(options.coordinates)
-        return {**super().tied_to(), **own, "bound": repr(options.bound), "coordinates": chart}
 
     def _local(self, channels: int) -> nn.Module | None:
         """Return the convolution before the blocks, or None."""

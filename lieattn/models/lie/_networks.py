@@ -220,6 +220,7 @@ class LieConvNet(LieNetwork):
         if readout.pool == "none" and share < 1:
             raise ValueError(f"pool: 'none' needs downsampling=1, got {share}; use this, or another pool")
         self.share = share ** (1 / layers)
+        self.tied = {**self.tied, "downsampling": f"{self.share:g} of the points per block"}
         widths = [round(channels * self.share ** (-convolution.widening * number)) for number in range(layers + 1)]
         self.blocks, scores, chosen = nn.ModuleList(), convolution.attention, asdict(convolution)
         options = {name: chosen[name] for name in ("norm", "activation", "rank", "hidden")}
@@ -256,10 +257,6 @@ class LieConvNet(LieNetwork):
             return found
         ties = "where distances are equal, as on grids, subsampling depends on the order of points"
         return replace(found, notes=(*found.notes, ties))
-
-    def tied_to(self) -> dict[str, str]:
-        """Return descriptions of the group and geometry, of the coordinates, and of the subsampling."""
-        return {**super().tied_to(), "downsampling": f"{self.share:g} of the points per block"}
 
     @property
     def jumps(self) -> tuple[str, ...]:

@@ -6,8 +6,7 @@ import copy
 import dataclasses
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -223,7 +222,10 @@ def _capture(network: nn.Module, step: _Step, data: Any, geometry: Any) -> Calla
     inputs = tuple(value.detach().clone() for value in step.inputs.values())
     buffers = [(buffer, buffer.clone()) for buffer in network.buffers()]
     body = _Body(network, step, data, geometry)  # in training mode, and the network in the modes of its parts
-    with torch.random.fork_rng([inputs[0].device]), _uncached_autocast(), warnings.catch_warnings():
+    kind = inputs[0].device.type
+    # Weights that autocast converted and keeps would not follow the weights.
+    uncached = torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind), False)
+    with torch.random.fork_rng([inputs[0].device]), uncached, warnings.catch_warnings():
         # Torch captures on a stream of its own, and the last step, which may still be alive, was not on it.
         warnings.filterwarnings("ignore", "The AccumulateGrad node's stream")
         try:
@@ -235,17 +237,6 @@ def _capture(network: nn.Module, step: _Step, data: Any, geometry: Any) -> Calla
         for buffer, value in buffers:
             buffer.copy_(value)
     return graph
-
-
-@contextmanager
-def _uncached_autocast() -> Iterator[None]:
-    """Do not keep weights that autocast converted, because they would not follow the weights."""
-    before = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(before)
 
 
 def _can_be_captured(network: nn.Module) -> bool:

@@ -59,9 +59,7 @@ class AffineNet(LiftedNetwork):
     pool
         Pooling over the points, ``"mean"``, ``"sum"``, ``"max"`` or ``"none"``.
     vector_inputs
-        Names of attributes of the data with vectors ``[points, dim]``, or of any fields as in
-        :class:`lieattn.models.VectorEmbedding`. A linear map of their components in the frames is added to the lifted
-        field.
+        Names of input fields, whose :class:`lieattn.models.VectorEmbedding` is added to the lifted field.
 
     Examples
     --------

@@ -211,8 +211,7 @@ class AffineSelfConvNet(ImageNetwork):
         ``"pooled"``, the mean of 2 x 2 pixels; or ``"strided"``, every second pixel in the shortcut and convolutions of
         stride 2, as in other residual networks. On even sides ``"strided"`` breaks quarter turns and reflections.
     vector_inputs
-        Attributes with vectors ``[points, 2]``, or any fields as in :class:`lieattn.models.VectorEmbedding`. A linear
-        map of their components in the frames is added to the first field.
+        Names of input fields, whose :class:`lieattn.models.VectorEmbedding` is added to the first field.
     """
 
     def __init__(

@@ -159,8 +159,7 @@ class AttentiveCNN(AttentiveNetwork):
     dropout
         Dropout probability after layers 1, 3, 4, 5 and 6.
     vector_inputs
-        Attributes with vectors ``[points, 2]``, or any fields as in :class:`lieattn.models.VectorEmbedding`, embedded
-        in the frames and added to the first responses.
+        Names of input fields, whose :class:`lieattn.models.VectorEmbedding` is added to the first responses.
     """
 
     def __init__(
@@ -201,7 +200,6 @@ class AttentiveCNN(AttentiveNetwork):
         return other
 
     def fields(self, images: Any, vectors: Tensor | None = None) -> list[Tensor]:
-        """Return the fields after the six blocks."""
         fields, x = [], self.images(images)
         for number, (layer, norm) in enumerate(zip(self.layers, self.norms, strict=False)):
             x = torch.relu(norm(plus_vectors(self._through(layer, x), None if number else vectors)))
@@ -273,7 +271,6 @@ class AttentiveAllCNN(AttentiveNetwork):
         self.dropout, self.input_dropout = nn.Dropout(dropout), nn.Dropout(input_dropout)
 
     def fields(self, images: Any, vectors: Tensor | None = None) -> list[Tensor]:
-        """Return the fields after the nine layers."""
         fields, x = [], self.input_dropout(self.images(images))
         for number, (layer, norm) in enumerate(zip(self.layers, self.norms, strict=True)):
             x = plus_vectors(self._through(layer, x), None if number else vectors)

@@ -218,16 +218,14 @@ class DirectionConvNet(FrameNetwork):
         """Field after the last block, constant on the cosets of K; see :meth:`Network.field`."""
         graph = self.geometry(data) if geometry is None else geometry
         invariants, directed = features(data, self.inputs, graph), vectors(data, self.vector_inputs, graph)
-        seen = graph.carrying(terms=self.edges.geometry(graph))
         x = self.embed_features(invariants)[:, None].expand(-1, self.edges.fiber, -1)
-        around, pairs = self._pair_features(data, seen, invariants)
+        around, seen = self._on_edges(data, graph, invariants, directed)
         x = x if around is None else x + around
         if self.embed_vectors is not None:
             with without_autocast(graph.device):
                 along = [self.edges.along(graph, directed), *map(self._on_directions, self._other_fields(data, graph))]
             x = x + self.embed_vectors(torch.cat(along, dim=-1))
         # One edge network for all blocks; each block has its own linear map from the units to its kernels.
-        seen = seen.carrying(vectors=directed, edge_features=pairs)
         terms = self.edges(seen, invariants)
         x = x + self.lifting(terms.psi, graph)
         seen = seen.carrying(terms=terms)

@@ -120,8 +120,8 @@ class FramewiseTransformer(FrameNetwork):
         blocks and of :class:`lieattn.nn.FrameMessages` in each block; None for neither of these. With
         ``FramewiseOptions(attention="neighborhood")`` they are also the keys of the attention.
     vector_inputs
-        Names of attributes of the data with vectors ``[points, dim]``, such as ``("vel",)``, or of any fields as
-        in :class:`lieattn.models.VectorEmbedding`. Their components in the frames are inputs of the embedding.
+        Names of input fields, as for :class:`lieattn.models.VectorEmbedding`, such as ``("vel",)``. Their components
+        in the frames are inputs of the embedding.
     length
         Length, in the unit of the positions, over which rotary phases initially change by about one radian.
     kind
@@ -241,10 +241,8 @@ class FramewiseTransformer(FrameNetwork):
             # One edge network for all frames, and one matrix product for the kernels of all blocks.
             blocks: Any = self.blocks
             maps = [self.lifting.output, *(block.messages.kernel for block in blocks)]
-            local = local.carrying(terms=self.edges.geometry(local))
-            around, pairs = self._pair_features(data, local, invariants)
+            around, local = self._on_edges(data, local, invariants, directed)
             x = x if around is None else x + around
-            local = local.carrying(vectors=directed, edge_features=pairs)
             lifted, *kernels = self.edges.kernels(maps, local, invariants)
             graphs = [graphs[0].carrying(local=local.carrying(terms=kernel)) for kernel in kernels]
             x = x + local.neighbors.sum_to_targets(lifted)

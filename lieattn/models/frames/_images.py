@@ -129,8 +129,7 @@ class ImageTransformer(LiftedNetwork):
     heads
         Heads of the attention in each frame; twice their number must divide the channels of the last stage.
     vector_inputs
-        Names of attributes of the data with vectors ``[points, dim]``, or of any fields as in
-        :class:`lieattn.models.VectorEmbedding`, whose components in the frames are added to the lifted field.
+        Names of input fields, whose :class:`lieattn.models.VectorEmbedding` is added to the lifted field.
     kind
         ``"invariant"`` numbers or ``"vector"`` outputs, see :class:`FramewiseTransformer`.
     pool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -122,14 +122,12 @@ class FrameNetwork(LiftedNetwork):
 
     @property
     def symmetry(self) -> Symmetry:
-        """R^d ⋊ H, or the symmetry that follows from the pose; less if neighborhoods are squares of pixels."""
         window = self._window if self.attention != "neighborhood" else None
         found = of_squares(Symmetry.of_frames(self.space, self.frames), self.neighborhood, window)
         return found.seeing(self.vector_inputs)
 
     @property
     def jumps(self) -> tuple[str, ...]:
-        """Discontinuities of the pose, and of neighborhoods that end before the window vanishes."""
         own = jumps_of_neighbors(self.neighborhood) if self.attention == "neighborhood" else ()
         found = (*jumps_of_neighbors(self.neighborhood, self._window), *jumps_of_frames(self.frames), *own)
         return tuple(dict.fromkeys(found))
@@ -158,14 +156,17 @@ class FrameNetwork(LiftedNetwork):
         """Return the components ``[points, fiber, *]`` of the input fields that are no vectors, in a list if any."""
         return [lifted_fields(data, self.field_inputs, graph)] if self.field_inputs else []
 
-    def _pair_features(self, data: Any, graph: LiftedGraph, invariants: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Return embedded angles ``[points, 1, channels]``, and features ``[edges, *]`` of edges; None if absent."""
-        around = pairs = None
+    def _on_edges(
+        self, data: Any, graph: LiftedGraph, invariants: Tensor, directed: Tensor
+    ) -> tuple[Tensor | None, LiftedGraph]:
+        """Return embedded angles ``[points, 1, channels]``, if any, and a graph with the inputs of the edge network."""
+        graph, around, pairs = graph.carrying(terms=cast(EdgeNetwork, self.edges).geometry(graph)), None, None
         if self.angles is not None and self.embed_angles is not None:
             with without_autocast(graph.device):
                 of_points, pairs = self.angles(invariants, graph)
             around = self.embed_angles(of_points)[:, None]
-        return around, with_pair_features(pairs, data, self.edge_channels, graph)
+        pairs = with_pair_features(pairs, data, self.edge_channels, graph)
+        return around, graph.carrying(vectors=directed, edge_features=pairs)
 
 
 class FrameHead(nn.Sequential):

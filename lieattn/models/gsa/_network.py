@@ -93,9 +93,7 @@ class GSANet(LiftedNetwork):
     readout
         :class:`GSAReadout`.
     vector_inputs
-        Names of attributes of the data with vectors ``[points, dim]``, or of any fields as in
-        :class:`lieattn.models.VectorEmbedding`. A linear map of their components in the frames
-        is added to the field of the lifting layer.
+        Names of input fields, whose :class:`lieattn.models.VectorEmbedding` is added to the field of the lifting layer.
     options
         :class:`GSAOptions`.
 

@@ -63,9 +63,7 @@ class LieTransformer(LieNetwork):
     channels, layers, heads
         Sizes of the attention blocks.
     vector_inputs
-        Names of attributes of the data with vectors ``[points, dim]``, or of any fields as in
-        :class:`lieattn.models.VectorEmbedding`. A linear map of their components in the frames,
-        which must be orthogonal, is added to the embedding.
+        Names of input fields, whose :class:`lieattn.models.VectorEmbedding` is added to the embedding of the features.
     lifting, attention, readout
         Further options, see :class:`Lifting`, :class:`AttentionOptions` and :class:`Readout`.
 

@@ -454,14 +454,6 @@ def test_sources_tell_the_arguments_of_all_public_classes():
     assert names.arguments("lieattn.models.GSANet")["frames"].startswith("FiniteGroup | ")
 
 
-def test_help_of_transforms(capsys):
-    assert main(["fit", "--data.train.transform.help=RandomRotatePoints"]) == 0
-    told = capsys.readouterr().out
-    assert "--data.train.transform.max_angle MAX_ANGLE" in told
-    assert main(["fit", "--model=PointSetClassifier", "--data.train.transform.help"]) == 2
-    assert "transform.help: expected a class, such as RandomRotatePoints, got ''" in capsys.readouterr().err
-
-
 def test_one_batch_is_not_all_of_them(home, capsys):
     for value in ("1", "1.0", "3", "null"):
         assert main(["fit", "--config=run.yaml", f"--trainer.limit_train_batches={value}", "--print_config"]) == 0

@@ -12,7 +12,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from lieattn_datasets._checks import at_least_one, check_arguments, check_number, needs_extra, require
 from lieattn_datasets._clouds import Card, Transform
-from lieattn_datasets._files import listed
 from lieattn_datasets._molecules import Molecules, check_atoms
 from lieattn_datasets._splits import SPLITS, SplitOrAll, frozen_stream, progress
 from lieattn_datasets._targets import Units, fit_atoms
@@ -102,8 +101,8 @@ class GFN2Molecules(Molecules):
     Raises
     ------
     ValueError
-        If SMILES cannot be parsed or embedded (the message lists them, and nothing is computed), one cannot be computed
-        or has a force above 200 eV/angstrom, there are too few for the split, or an argument is out of range.
+        If a SMILES cannot be parsed, embedded or computed, a force is above 200 eV/angstrom, there are too few for the
+        split, or an argument is out of range.
     """
 
     card = Card("generated from SMILES with rdkit", "no rights reserved", "81 molecules of H, C, N, O, F")
@@ -132,17 +131,10 @@ class GFN2Molecules(Molecules):
         enough = split == "all" or _shares(len(smiles))[split].size
         require(enough, "smiles", f"at least one molecule for split={split!r}", f"{len(smiles)} for all splits")
         jobs = [(text, number) for text in smiles for number in range(conformers)]
-        _check_molecules(jobs, seed, noise)
         made = [_labeled(*job, seed, noise) for job in progress(jobs, "GFN2-xTB", len(jobs))]
         z = np.concatenate([item[0] for item in made])
         offsets = np.cumsum([0, *(len(item[0]) for item in made)])
         labels = [item[2] for item in made]
-        for job, label in zip(jobs, labels, strict=True):
-            if not (largest := label.largest_force) <= _LARGEST_FORCE:
-                raise ValueError(
-                    f"SMILES {job[0]!r}, conformer {job[1]}: the largest force is {largest:.0f} eV/angstrom, more than "
-                    f"{_LARGEST_FORCE:.0f}; use less noise than {noise}"
-                )
         energy = np.array([label.energy for label in labels])
         number = np.repeat(np.arange(len(smiles)), conformers)
         parts = _split(number, len(smiles))
@@ -322,37 +314,21 @@ def label_gfn2(z: ArrayLike, pos: ArrayLike) -> GFN2Labels:
     )
 
 
-def _check_molecules(jobs: Sequence[tuple[str, int]], seed: int, noise: float) -> None:
-    """Generate all conformers; raise ValueError that lists the SMILES of which this is not possible."""
-    problems = dict[str, str]()
-    for smiles, number in progress(jobs, "conformers", len(jobs)):
-        try:
-            _displaced(smiles, number, seed, noise)
-        except ValueError as error:
-            problems.setdefault(smiles, str(error))
-    if problems:
-        count = len({smiles for smiles, _ in jobs})
-        raise ValueError(f"smiles: {len(problems)} of {count} cannot be used: {listed(list(problems.values()), '; ')}")
-
-
-@functools.lru_cache(maxsize=20_000)
-def _displaced(smiles: str, number: int, seed: int, noise: float) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Generate one conformer, whose atoms are displaced."""
-    stream = frozen_stream(seed, number)
-    z, pos = embed_molecule(smiles, int(stream.randint(2**31 - 1)))
-    return z, pos - pos.mean(axis=0) + noise * stream.standard_normal(pos.shape)
-
-
 @functools.lru_cache(maxsize=20_000)
 def _labeled(
     smiles: str, number: int, seed: int, noise: float
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], GFN2Labels]:
-    """Generate and label one conformer. The splits of a data set share the cached results."""
-    z, pos = _displaced(smiles, number, seed, noise)
+    """Generate one conformer, displace its atoms, and label it. The splits of a data set share the cached results."""
+    stream = frozen_stream(seed, number)
+    z, pos = embed_molecule(smiles, int(stream.randint(2**31 - 1)))
+    pos = pos - pos.mean(axis=0) + noise * stream.standard_normal(pos.shape)
     try:
-        return z, pos, label_gfn2(z, pos)
+        label = label_gfn2(z, pos)
+        expected = f"forces of at most {_LARGEST_FORCE:.0f} eV/angstrom; use less"
+        require(label.largest_force <= _LARGEST_FORCE, f"noise={noise}", expected, f"{label.largest_force:.0f}")
     except ValueError as error:
         raise ValueError(f"SMILES {smiles!r}, conformer {number}: {error}") from error
+    return z, pos, label
 
 
 def _split(number: NDArray[np.int64], size: int) -> dict[str, NDArray[np.int64]]:

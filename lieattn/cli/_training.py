@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 import json
 import logging
 import math
@@ -12,7 +11,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
-from pydoc import locate
 from typing import Any
 
 import torch
@@ -72,11 +70,6 @@ def run(name: str, arguments: Sequence[str]) -> int:
     set_loader("yaml", _loaded, (yaml.YAMLError,))
     register_type(torch.device)
     arguments = ["--help" if word == "--help-all" else word for word in arguments]
-    words = [part for word in arguments for part in word.split("=", 1)]
-    for option, kind in zip(words, [*words[1:], ""], strict=False):
-        if option.startswith("--") and option.endswith("transform.help"):
-            print(_help_of_transform(option.removesuffix(".help"), kind))
-            return 0
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     early.add_argument("-c", "--config", action="append", default=[])
     early.add_argument("--ckpt_path", nargs="*", default=[])
@@ -98,16 +91,6 @@ def run(name: str, arguments: Sequence[str]) -> int:
         _say(f"lieattn: {error}")
         return _status(1)
     return 0
-
-
-def _help_of_transform(option: str, name: str) -> str:
-    """The arguments of a class whose instances are transforms, for which jsonargparse has no help."""
-    found = locate(str(full_names(name, option, "Transform")))
-    if not inspect.isclass(found):
-        raise train.UsageError(f"{option}.help: expected a class, such as RandomRotatePoints, got {name!r}")
-    parser = _Parser(prog=f"lieattn fit ... {option} {name}", description="", add_help=False)
-    parser.add_class_arguments(found, option.removeprefix("--"))
-    return parser.format_help()
 
 
 class TrainingCommand(LightningCLI):

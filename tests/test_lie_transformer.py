@@ -43,6 +43,7 @@ from lieattn.groups import (
 from lieattn.models import (
     AttentionOptions,
     ConvolutionOptions,
+    FieldModel,
     FiniteSE2Transformer,
     LieConvNet,
     LieTransformer,
@@ -62,6 +63,7 @@ from lieattn.nn import (
     LieConvolution,
     LieSelfAttention,
     PointBatchNorm,
+    VectorHead,
 )
 from lieattn.nn.relative import MLPEncoding, PerHeadMLP, RelativeFunction
 from lieattn.ops import Activation, RelativeTerms, activation, backend, explain, group_attention, head_networks
@@ -1181,3 +1183,7 @@ def test_vectors_on_the_sphere_are_tangent():
     network(cloud.clone().update({"wind": wind + 5e-4 * wind.norm(dim=1).max() * pos}))
     with pytest.raises(ValueError, match=r"data\.wind: expected vectors that are tangent to S\^2 .* 70\.7% of"):
         network(cloud.clone().update({"wind": wind + wind.norm(dim=1, keepdim=True) * pos}))
+    model = FieldModel(network, VectorHead(8), start={"gust": 2.0}).double()
+    with pytest.raises(ValueError, match=r"data\.gust: expected vectors that are tangent to S\^2"):
+        model(cloud)
+    model(cloud.clone().update({"gust": wind}))

@@ -116,8 +116,8 @@ class FieldModel(Network):
     def forward(self, data: Any, geometry: Any = None) -> Any:
         """Return vectors ``[points, dim]``, or other outputs of the head, by name for :class:`lieattn.nn.Heads`.
 
-        The data must also have the attributes of ``start``, in the shape of the outputs (otherwise ValueError). They
-        are not changed.
+        The data must also have the attributes of ``start``, in the shape of the outputs, and tangent at points of a
+        sphere (otherwise ValueError). They are not changed.
         """
         output = super().forward(data, geometry)
         if not isinstance(output, Mapping):  # several outputs have neither unit nor start
@@ -126,6 +126,8 @@ class FieldModel(Network):
             known = attribute(data, name)
             if (shape := tuple(known.shape)) != tuple(output.shape):
                 raise ValueError(f"data.{name}: expected {tuple(output.shape)} like the output, got {shape}")
+            if self.kind == "vector" and self.network.space is not None:
+                self.network.space.check_tangent(f"data.{name}", data.pos, known)
             output = output + factor * known
         return output
 

@@ -72,8 +72,8 @@ class FiniteSE2Transformer(Network):
     ) -> None:
         check_arguments(FiniteSE2Transformer.__init__, locals())
         super().__init__()
-        check_counts(rotations=rotations)
-        check_counts(out_channels=out_channels, channels=channels, layers=layers, heads=heads, moments=moments)
+        check_counts(rotations=rotations, out_channels=out_channels, channels=channels, layers=layers)
+        check_counts(heads=heads, moments=moments, hidden=hidden)
         check_counts(0, seeds=seeds)
         check_choice("normalize", normalize, ("softmax", "mean"))
         self.group = cyclic(rotations)

@@ -5,7 +5,6 @@ import functools
 import gzip
 import hashlib
 import io
-import os
 import posixpath
 import re
 import unicodedata
@@ -224,34 +223,23 @@ class Release:
         except OSError as error:
             raise self.damaged(path, f"cannot be read ({error})") from error
 
-    def check_content(self, path: Path, content: bytes) -> None:
-        """Raise ValueError unless the uncompressed content has the digest of its file name."""
-        name = path.name.removesuffix(".gz")
-        if name in self.digests:
-            algorithm, _, _ = self.digests[name].partition(":")
-            digest = hashlib.new(algorithm, content, usedforsecurity=False).hexdigest()
-            self._compare(path, name, f"{algorithm}:{digest}")
-
     def check_file(self, path: Path) -> None:
-        """Raise ValueError unless the file has the digest of its name. It is read in pieces."""
-        if path.name in self.digests:
-            algorithm, _, _ = self.digests[path.name].partition(":")
-            if algorithm == "content":
-                with Archive(path, functools.partial(self.damaged, path)) as archive:
-                    digest = archive.fingerprint([f"{name}.npy" for name in self.computed])
-            else:
-                digest = self.file_digest(path, algorithm)
-            self._compare(path, path.name, f"{algorithm}:{digest}")
+        """Raise ValueError unless the file has the digest of its name, which is that of its uncompressed content.
 
-    def file_digest(self, path: Path, algorithm: str = "sha256") -> str:
-        """Return the digest of a file. Unchanged files are read once per process."""
-        try:
-            status = os.stat(path)
-            return _file_digest(str(path), status.st_size, status.st_mtime_ns, algorithm)
-        except OSError as error:
-            raise self.damaged(path, f"cannot be read ({error})") from error
-
-    def _compare(self, path: Path, name: str, digest: str) -> None:
+        It is read in pieces, and if it does not change, once per process.
+        """
+        name = path.name.removesuffix(".gz")
+        if name not in self.digests:
+            return
+        algorithm, _, _ = self.digests[name].partition(":")
+        if algorithm == "content":
+            with Archive(path, functools.partial(self.damaged, path)) as archive:
+                digest = archive.fingerprint([f"{name}.npy" for name in self.computed])
+        else:
+            with self.open(path):  # names the file in errors
+                status = path.stat()
+                digest = _file_digest(path, status.st_size, status.st_mtime_ns, algorithm)
+        digest = f"{algorithm}:{digest}"
         if digest == self.digests[name]:
             return
         twins = [other for other, known in self.digests.items() if known == digest]
@@ -347,9 +335,9 @@ def _fits(array: NDArray[Any], wanted: str, sizes: dict[str, int]) -> bool:
 
 
 @functools.lru_cache(maxsize=64)
-def _file_digest(path: str, size: int, modified: int, algorithm: str) -> str:
+def _file_digest(path: Path, size: int, modified: int, algorithm: str) -> str:
     """Hash a file once per process. Size and modification time are part of the key, so changed files are read again."""
-    with open(path, "rb") as stream:
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as stream:
         return hashlib.file_digest(stream, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
 
 

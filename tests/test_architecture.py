@@ -80,7 +80,7 @@ BUDGETS = {
     "spaces": (394, 2, 5),
     "testing": (618, 3, 10),
     "torchsim": (95, 1, 0),
-    "train": (3104, 11, 32),
+    "train": (3108, 11, 32),
     "transforms": (445, 1, 0),
     "viz": (2823, 10, 13),
     "datasets": (8578, 30, 80),

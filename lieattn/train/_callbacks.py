@@ -57,8 +57,8 @@ class LastCheckpoint(Checkpoint):
     stops at once. If a training ends within an epoch, for example by ``max_steps`` or ``max_time``, its last step is
     finished and saved too, so that the training can be continued as if it had never stopped. A step that is followed
     by a validation is saved after the validation. A signal in a step after which the training ends anyway, such as by
-    early stopping, changes nothing. All checkpoints of the trainer are replaced
-    atomically, so that a complete one exists even if the process is killed or the disk is full.
+    early stopping, changes nothing. All checkpoints of the trainer are replaced atomically, so that a complete one
+    exists even if the process is killed or the disk is full.
 
     Parameters
     ----------
@@ -137,6 +137,10 @@ class LastCheckpoint(Checkpoint):
         self._restore_handlers()
         if isinstance(exception, KeyboardInterrupt):
             raise exception
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return no state; Lightning refuses two callbacks of a class that has one."""
+        return {}
 
     def _receive(self, signum: int, frame: FrameType | None) -> None:
         if self._received is not None:

@@ -27,7 +27,7 @@ from lieattn.nn import (
 from lieattn.nn.relative import FourierFeatures, RelativeFunction, RelativePositionTable
 from lieattn.ops import RelativeTerms, group_attention
 from lieattn.testing import assert_equivariant, randomize
-from tests.cases import SMALL_GROUPS, turns
+from tests.cases import SMALL_GROUPS, refuses, turns
 
 CHANNELS, WIDTH, HEADS = 3, 6, 2
 SMOOTH = FourierFeatures(hidden=5)
@@ -548,11 +548,7 @@ ERRORS = {
 }
 
 
-@pytest.mark.parametrize("name", ERRORS)
-def test_errors_name_the_argument(name):
-    call, message = ERRORS[name]
-    with pytest.raises(ValueError, match=message):
-        call()
+test_errors_name_the_argument = refuses(*ERRORS.values())
 
 
 def operands(fiber=4, **tables):

@@ -1,5 +1,6 @@
 """The microscope: every model of the catalog, equivariant rollouts, invariant stabilized fields, files."""
 
+import copy
 import json
 import re
 import shutil
@@ -32,8 +33,8 @@ from lieattn.geometry import (
     point_clouds,
 )
 from lieattn.groups import SO, cyclic, dihedral, tetrahedral
-from lieattn.models import AttentionOptions, ConvolutionOptions, Lifting, Stages, irreps
-from lieattn.nn import AffineSelfConvolution, VectorHead
+from lieattn.models import Stages
+from lieattn.nn import AffineSelfConvolution
 from lieattn.nn.relative import RelativePositionTable
 from lieattn.spaces import Sphere
 from lieattn.testing import randomize
@@ -42,6 +43,7 @@ from lieattn.viz import _page, _recording
 from lieattn.viz._draw import bonds_of, camera_of, symbols_of
 from lieattn.viz._recording import Places, Recorder, _moved_to, _partners, rolled_out
 from lieattn.viz._views import _in_input
+from tests.test_networks import made
 
 
 def cloud(dim=3, points=7, features=2, seed=0, **more):
@@ -63,72 +65,43 @@ def molecules(network, **options):
     return network(2, 1, frames=tetrahedral(), neighborhood=Radius(9.0), channels=8, layers=2, **options)
 
 
-SMALL = {"neighborhood": Radius(9.0), "channels": 4, "layers": 2}
-PHASE = {"momentum": torch.zeros(7, 2).double(), "time": torch.tensor([[0.0, 0.1]]).double()}
-# Name in the catalog -> network, cloud, number of attention layers, whether a rollout is defined.
+# Name in the catalog -> row of tests/test_networks.py, number of attention layers, whether a rollout is defined.
 MODELS = {
-    "AffineSelfConvNet": lambda: (models.AffineSelfConvNet(dihedral(4), 1, 2, blocks=1, channels=4), image(8), 3, True),
-    "AffineNet": lambda: (
-        models.AffineNet(cyclic(4), 2, 3, neighborhood=Radius(1.5), channels=4),
-        cloud(2),
-        3,
-        True,
-    ),
-    "AttentiveAllCNN": lambda: (
-        models.AttentiveAllCNN(cyclic(4), 1, 2, channels=2, attention="input"),
-        image(8),
-        0,
-        False,
-    ),
-    "AttentiveCNN": lambda: (models.AttentiveCNN(cyclic(4), channels=2, attention="full"), image(28), 0, False),
-    "AttentiveDenseNet": lambda: (models.AttentiveDenseNet(cyclic(4), 1, 2, growth=1), image(80), 0, False),
-    "AttentiveNet": lambda: (
-        models.AttentiveNet(cyclic(4), 2, 3, neighborhood=Radius(1.5), channels=4),
-        cloud(2),
-        0,
-        False,
-    ),
-    "AttentiveResNet": lambda: (models.AttentiveResNet(cyclic(4), 1, 2, blocks=1), image(16), 0, False),
-    "DirectionConvNet": lambda: (
-        models.DirectionConvNet(tetrahedral(), 2, 1, **SMALL),
-        cloud(),
-        0,
-        False,
-    ),
-    "EnergyForces": lambda: (models.EnergyForces(molecules(models.LieTransformer, heads=2)), cloud(), 2, True),
-    "Ensemble": lambda: (models.Ensemble([framewise(), framewise()]), cloud(), 2, True),
-    "FieldModel": lambda: (models.FieldModel(framewise(), VectorHead(8, 3)), cloud(), 2, True),
-    "FiniteSE2Transformer": lambda: (models.FiniteSE2Transformer(4, channels=4, layers=2, heads=2), cloud(2), 2, True),
-    "FramewiseTransformer": lambda: (framewise(neighborhood=Radius(3.0)), cloud(), 2, True),
-    "GSANet": lambda: (gsa(cyclic(4), blocks=Stages((1, 1), crops=(1, 0))), image(8), 3, True),
-    "HamiltonianDynamics": lambda: (
-        models.HamiltonianDynamics(models.LieTransformer.springs(channels=8, layers=1, heads=2)),
-        cloud(2, **PHASE),
-        1,
-        False,
-    ),
-    "ImageTransformer": lambda: (
-        models.ImageTransformer(cyclic(4), channels=8, blocks=(1, 1), neighborhood=Radius(1.5)),
-        image(8),
-        1,
-        True,
-    ),
-    "LieConvNet": lambda: (
-        molecules(
-            models.LieConvNet, convolution=ConvolutionOptions(attention=AttentionOptions(), heads=1, norm="layer")
-        ),
-        cloud(),
-        2,
-        True,
-    ),
-    "LieTransformer": lambda: (molecules(models.LieTransformer, heads=2, lifting=Lifting(piece=3)), cloud(), 2, True),
-    "Preprocessed": lambda: (models.Preprocessed(framewise(), Standardize(0.5, 2.0)), cloud(), 2, True),
-    "Captured": lambda: (models.Captured(framewise()), cloud(), 2, True),
-    "Rescaled": lambda: (models.Rescaled(framewise(), {"y": 2.0}), cloud(), 2, True),
-    "DistanceTransformer": lambda: (irreps.DistanceTransformer(2, 1, heads=2, **SMALL), cloud(), 2, True),
-    "SE3Transformer": lambda: (irreps.SE3Transformer(2, 1, heads=2, **SMALL), cloud(), 2, True),
-    "TensorFieldNetwork": lambda: (irreps.TensorFieldNetwork(2, 1, **SMALL), cloud(), 0, False),
+    "AffineSelfConvNet": ("affine", 3, True),
+    "AffineNet": ("affine_points", 2, True),
+    "AttentiveAllCNN": ("attentive_all_cnn", 0, False),
+    "AttentiveCNN": ("attentive_cnn", 0, False),
+    "AttentiveDenseNet": ("attentive_densenet", 0, False),
+    "AttentiveNet": ("attentive_points", 0, False),
+    "AttentiveResNet": ("attentive_resnet", 0, False),
+    "DirectionConvNet": ("directions", 0, False),
+    "EnergyForces": ("forces_principal", 1, True),
+    "Ensemble": ("ensemble", 1, True),
+    "FieldModel": ("field_vector", 1, True),
+    "FiniteSE2Transformer": ("finite_se2", 1, True),
+    "FramewiseTransformer": ("framewise", 1, True),
+    "GSANet": ("gsa_coordinates", 3, True),
+    "HamiltonianDynamics": ("hamiltonian", 1, True),
+    "ImageTransformer": ("image_squares", 1, True),
+    "LieConvNet": ("lie_conv_attentive", 1, True),
+    "LieTransformer": ("lie_principal", 1, True),
+    "Preprocessed": (lambda: models.Preprocessed(framewise(), Standardize(0.5, 2.0)), 2, True),
+    "Captured": (lambda: models.Captured(framewise()), 2, True),
+    "Rescaled": ("rescaled", 1, True),
+    "DistanceTransformer": ("distances", 1, True),
+    "SE3Transformer": ("se3_transformer", 1, True),
+    "TensorFieldNetwork": ("tfn", 0, False),
 }
+
+
+def of_model(name):
+    """Return the network and the cloud of a row of ``MODELS``."""
+    row = MODELS[name][0]
+    if callable(row):
+        return randomize(row(), spread=0.2), cloud()
+    network, data = made(row)
+    given = image(len(data[0, 0])) if isinstance(data, torch.Tensor) else data[0].clone()
+    return copy.deepcopy(network), given.apply(lambda value: value.double() if value.is_floating_point() else value)
 
 
 def gsa(group, **options):
@@ -144,8 +117,8 @@ def test_the_table_has_the_models_of_the_catalog():
 @pytest.mark.parametrize("name", MODELS)
 def test_what_of_each_model_can_be_seen(name):
     """Each model has its attention layers, or none, and stabilized fields that its group does not change."""
-    network, data, layers, rolls = MODELS[name]()
-    microscope = viz.Microscope(randomize(network, spread=0.2).double(), data, turns=3)
+    (network, data), (_, layers, rolls) = of_model(name), MODELS[name]
+    microscope = viz.Microscope(network.double(), data, turns=3)
     assert len(microscope.attention_layers) == layers
     assert len(microscope.field_layers) >= 1
     stable = microscope.stabilized()
@@ -495,7 +468,9 @@ def test_views_of_clouds_in_space(spatial, view):
 
 def test_rotations_that_are_not_in_the_group_are_named(tmp_path, monkeypatch):
     """The figures of one field are narrow, so that letters of long titles are smaller."""
-    figures, seen = [], viz.Microscope(*MODELS["HamiltonianDynamics"]()[:2], turns=2)
+    network = models.HamiltonianDynamics(models.LieTransformer.springs(channels=8, layers=1, heads=2))
+    phase = {"momentum": torch.zeros(7, 2).double(), "time": torch.tensor([[0.0, 0.1]]).double()}
+    figures, seen = [], viz.Microscope(network, cloud(2, **phase), turns=2)
     assert [axes.get_title() for axes in seen.picture().axes][2] == "the same, rotated by 180°\n(outside of R^2)"
     monkeypatch.setattr("lieattn.viz._draw.save_animation", lambda moments, path: figures.extend(moments))
     seen.save(tmp_path / "a.gif", "field")
@@ -812,14 +787,14 @@ class Pooled(torch.nn.Module):
 
 def test_the_command_draws_trained_networks(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    for arguments, made in (
+    for arguments, drawn in (
         (["digits-c8"], "pictures/digits-c8_cloud_0.png"),
         (["digits-c8", "--view", "rollout", "--layer", "0", "--out", "new/roll.png"], "new/roll.png"),
         (["qm9-homo", "--out", "page.html"], "page.html"),
     ):
         assert main(["picture", *arguments]) == 0, capsys.readouterr().err
-        assert f"picture: {made}" in capsys.readouterr().out
-        assert Path(made).stat().st_size > 10_000
+        assert f"picture: {drawn}" in capsys.readouterr().out
+        assert Path(drawn).stat().st_size > 10_000
     for arguments, told in (
         (["--layer", "9", "--view", "field"], "layer: expected one of 0 (lifting)"),
         (["--head", "8", "--view", "attention"], "head: expected one of 0..7, got 8"),

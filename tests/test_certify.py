@@ -7,7 +7,6 @@ import dataclasses
 import json
 import math
 import re
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -41,7 +40,6 @@ from lieattn.models import (
     FramewiseOptions,
     FramewiseTransformer,
     Rescaled,
-    Symmetry,
 )
 from lieattn.models.irreps import TensorFieldNetwork
 from lieattn.nn import DipoleHead, Heads, InvariantHead, RotationHead, VectorHead
@@ -408,15 +406,6 @@ def test_an_output_is_vacuous_by_itself():
     assert certify(network, clouds(), continuity=False).verdict == "not promised"
 
 
-def test_a_symmetry_may_be_without_translations():
-    torch.manual_seed(0)
-    network = Absolute()
-    network.symmetry = Symmetry(cyclic(4), translations=False)
-    assert certify(network, clouds()).passed
-    network.symmetry = Symmetry(cyclic(4))
-    assert failed(certify(network, clouds())) == {"element", "degenerate"}
-
-
 def test_clouds_are_moved_by_hand():
     cloud = clouds()[0]
     other = moved(cloud, cyclic(4).elements[1], torch.tensor([1.0, 2.0], dtype=torch.float64))
@@ -447,6 +436,7 @@ def test_table_and_json_hold_everything():
     assert len({line.index("float64") for line in lines[2:]}) == 1
     assert sum(line.endswith("ok") for line in lines) == 5 + 5 * 3
     assert sum(line.endswith("not promised") for line in lines) == 1 + 4
+    assert sum(line.startswith("element of ") for line in lines) == 4  # such as element of C6, outside of C3
     content = json.loads(certificate.to_json())
     assert content["guarantee"] == Pairs.guarantee
     assert content["points"] == 4 + 5 + 6
@@ -477,14 +467,14 @@ def test_dipoles_of_crystals_depend_on_the_images_and_nothing_else_does():
     alone = randomize(FieldModel(network, DipoleHead(4)))
     wrapped = EnergyForces(model), Rescaled(model, {"energy": 2.0, "dipole": 3.0})
     for one in (randomize(FieldModel(network, VectorHead(4))), alone, model, *wrapped):
-        certificate = certify(one, crystals(), **quick)
+        certificate = certify(one, crystals()[:2], **quick)
         assert certificate.passed, str(certificate)
         passed = {row.output: row.passed for row in certificate.rows if row.check == "image"}
         assert passed
         assert all(value is (None if one is alone or name == "dipole" else True) for name, value in passed.items())
-    assert certify(alone, crystals(), **quick).worst("image")["float64"] > 1e-3
+    assert certify(alone, crystals()[:2], **quick).worst("image")["float64"] > 1e-3
     # The output of a module that gives it another name is not known to be that of another head.
-    renamed = certify(Renamed(model), crystals(), group, outputs={"mu": "vector"}, **quick)
+    renamed = certify(Renamed(model), crystals()[:2], group, outputs={"mu": "vector"}, **quick)
     assert {row.passed for row in renamed.rows if row.check == "image"} == {None}
 
 
@@ -607,7 +597,8 @@ def test_groups_without_translations_keep_the_origin():
 
 
 def test_every_kind_of_output_turns_as_it_should():
-    certificate = certify(Moments(), molecules(), E(3), inputs={"vel": "vector"}, outputs=KINDS)
+    options = {"inputs": {"vel": "vector"}, "continuity": False, "elements": 2}
+    certificate = certify(Moments(), molecules(), E(3), outputs=KINDS, **options)
     assert certificate.passed, certificate.table()
     assert {row.output for row in certificate.rows} == {"energy", *KINDS}
     assert "(spin)" in certificate.table()
@@ -635,16 +626,6 @@ def test_the_wrong_kind_fails(number):
     wrong = {name: kinds[number] for name, kinds in WRONG.items() if number < len(kinds)}
     certificate = certify(Moments(), molecules(), E(3), outputs={**KINDS, **wrong}, **options)
     assert {row.output for row in certificate.rows if row.passed is False} == set(wrong)
-
-
-def test_vectors_turn_along_because_the_network_names_them():
-    network = randomize(framewise(tetrahedral(), vector_inputs=("vel",)), spread=0.4)
-    few = {"continuity": False, "dtypes": [torch.float64]}
-    assert certify(network, molecules(), **few).passed
-    network.vector_inputs = ()
-    network.embed_vectors = nn.Linear(3, 4)
-    assert certify(network, molecules(), inputs={"vel": "vector"}, **few).passed
-    assert not certify(Moments(), molecules(), E(3), outputs=KINDS, **few).passed
 
 
 def peeking(network):
@@ -676,26 +657,6 @@ def test_vectors_and_outputs_of_points_can_fail(around, options, checks):
     few = {"outputs": network.kind, "rotations": 0, "continuity": False, "dtypes": [torch.float64]}
     assert certify(network, molecules(), **few).passed
     assert failed(certify(around(network), molecules(), group, **few)) == checks
-
-
-class Pair(NamedTuple):
-    energy: torch.Tensor
-    force: torch.Tensor
-
-
-def test_named_tuples_and_tensors_are_alike():
-    class Bonds(nn.Module):
-        kind = {"force": "vector"}  # noqa: RUF012
-
-        def forward(self, data: Batch) -> Pair:
-            arrow = data.pos - global_mean_pool(data.pos, data.batch)[data.batch]
-            return Pair(global_add_pool(arrow.square().sum(dim=1), data.batch), -2 * arrow)
-
-    certificate = certify(Bonds(), clouds(3), E(3), continuity=False)
-    assert certificate.passed
-    assert {row.output for row in certificate.rows} == {"energy", "force"}
-    wrong = certify(Bonds(), clouds(3), E(3), outputs="invariant", continuity=False)
-    assert failed(wrong) == {"element", "degenerate"}
 
 
 # --- images ----------------------------------------------------------------------------------------------------
@@ -787,6 +748,7 @@ OF_IMAGES = {"data": images(4), "group": cyclic(4)}
         ({"network": lambda h, x: h}, ValueError, "network", "(h, x)"),
         ({"network": lambda pos: pos.sum(), "group": "search"}, ValueError, "network", "()"),
         ({"data": directed()}, ValueError, "group", "the clouds have 6"),
+        ({"network": lambda pos, batch, charge: pos}, ValueError, "data", "'charge'"),
         ({**OF_IMAGES, "group": SE(2)}, ValueError, "group", "SE(2)"),
         ({**OF_IMAGES, "group": cyclic(8)}, ValueError, "group", "element 1 of C8"),
         ({**OF_IMAGES, "data": images(4).long()}, ValueError, "data", "torch.int64 (2, 1, 4, 4)"),
@@ -879,7 +841,7 @@ def test_command_says_when_nothing_is_promised(tmp_path, capsys):
     frames = {"class_path": "lieattn.geometry.SampledFrames", "init_args": {"count": 2}}
     spec = {"class_path": f"{__name__}.Sampled", "init_args": {"frames": frames}}
     path = checkpoint(tmp_path / "c.ckpt", randomize(Sampled(SampledFrames(2)), spread=0.4), spec)
-    assert main(["certify", path, "--trust", "tests", "--dtype", "float64"]) == 0
+    assert main(["certify", path, "--trust", "tests", "--dtype", "float32", "--outside", "1", "--clouds", "2"]) == 0
     printed = capsys.readouterr().out
     assert "group: none" in printed
     assert "no exact guarantee" in printed

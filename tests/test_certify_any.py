@@ -20,7 +20,7 @@ from torch_geometric.utils import to_dense_batch
 import lieattn
 from lieattn.certify import Certificate, certify, where_outside
 from lieattn.certify._elements import elements_of, outside_of
-from lieattn.certify._moves import Move, degenerate, scrambled, transform
+from lieattn.certify._moves import Move, scrambled, transform
 from lieattn.certify._probe import Probe
 from lieattn.certify._rows import conservation
 from lieattn.certify._trace import record
@@ -584,19 +584,6 @@ def whirl(data: Batch) -> dict[str, torch.Tensor]:
 KINDS = {"forces": "vector"}
 
 
-def test_functions_of_a_batch_and_forces_that_are_gradients():
-    certificate = certify(spring, clouds(), E(3), outputs=KINDS, **QUICK)
-    (row,) = [row for row in certificate.rows if row.check == "gradient"]
-    assert certificate.verdict == "kept", str(certificate)
-    assert row.passed
-    assert row.max_error < 1e-8
-    certificate = certify(wrong_spring, clouds(), E(3), outputs=KINDS, **QUICK)
-    (row,) = [row for row in certificate.rows if row.check == "gradient"]
-    assert certificate.verdict == "failed"
-    assert {row.check for row in certificate.rows if row.passed is False} == {"gradient"}
-    assert row.relative == pytest.approx(0.01, rel=0.02)
-
-
 @pytest.mark.parametrize("seed", range(2))
 def test_forces_are_judged_between_the_kinks_of_an_energy(seed):
     """Steps across a kink say nothing about the slope beside it, so only the last and shortest ones count."""
@@ -611,7 +598,7 @@ def test_forces_are_judged_between_the_kinks_of_an_energy(seed):
         return {"energy": energy.detach(), "forces": -factor * slope}
 
     for factor in (1.0, 1.01):
-        found = certify(partial(bent, factor=factor), clouds(), E(3), outputs=KINDS, seed=seed, **QUICK)
+        found = certify(partial(bent, factor=factor), clouds(), trivial(3), outputs=KINDS, seed=seed, **QUICK)
         (row,) = [row for row in found.rows if row.check == "gradient"]
         assert row.passed == (factor == 1), str(found)
 
@@ -639,8 +626,9 @@ def test_forces_are_judged_at_their_own_scale(scale):
         return network
 
     def passed(network) -> bool:
-        rows = certify(network, clouds(), E(3), outputs=KINDS, **QUICK).rows
-        return all(row.passed for row in rows if row.check == "gradient")
+        rows = certify(network, clouds(sizes=(5,)), trivial(3), outputs=KINDS, **QUICK).rows
+        (judged,) = (row.passed for row in rows if row.check == "gradient")
+        return judged
 
     assert passed(scaled(1.0))
     assert passed(scaled(1.0, 1e6))
@@ -661,24 +649,14 @@ def test_forces_are_not_judged_without_a_promise():
 def test_a_search_judges_every_output_in_its_own_size():
     def network(pos, batch):
         size = global_add_pool((pos - global_mean_pool(pos, batch)[batch]).norm(dim=1), batch)
-        odd = 100 + global_add_pool((pos @ pos.new_tensor([1.0, 2.0, 3.0])).pow(3), batch)
+        odd = 100 + global_add_pool((pos @ pos.new_tensor([1.0, 2.0])).pow(3), batch)
         return {"odd": odd, "size": size}
 
-    found = certify(network, clouds(), "search", dtypes=[torch.float64], continuity=False)
+    found = certify(network, clouds(2), "search", **QUICK)
     assert found.group is None  # although distances have all symmetries
     sizes = {row.max_error / row.relative for row in found.rows if (row.check, row.output) == ("searched", "odd")}
     assert min(sizes) == pytest.approx(max(sizes))
     assert min(sizes) > 100
-
-
-def test_a_search_finds_groups_that_keep_the_origin_and_none_for_nan():
-    options = {"dtypes": [torch.float64], "continuity": False}
-    found = certify(lambda pos, batch: global_add_pool(pos.pow(4).sum(1), batch), clouds(), "search", **options)
-    assert found.group == "Oh"
-    assert found.passed, str(found)  # translations are not promised
-    assert (
-        certify(lambda pos, batch: global_add_pool(pos, batch) * math.nan, clouds(), "search", **options).group is None
-    )
 
 
 def test_gradients_are_those_of_one_energy_for_each_cloud():
@@ -708,17 +686,6 @@ def test_forces_alone_have_a_curl_or_none():
         found.append(row.relative)
     assert found[0] < 1e-7
     assert found[1] > 1e-2
-
-
-def test_networks_that_differentiate_by_themselves():
-    def forces(data: Batch) -> dict[str, torch.Tensor]:
-        pos = data.pos.clone().requires_grad_()
-        energy = spring(data.clone().update({"pos": pos}))["energy"]
-        return {"energy": energy, "forces": -torch.autograd.grad(energy.sum(), pos)[0]}
-
-    assert certify(forces, clouds(), E(3), outputs=KINDS, **QUICK).verdict == "kept"
-    network = EnergyForces(lambda data: spring(data)["energy"])
-    assert "gradient" in {row.check for row in certify(network, clouds(), E(3), **QUICK).rows}
 
 
 class Waves(nn.Module):
@@ -762,13 +729,6 @@ def test_boolean_outputs_have_no_derivatives():
     certificate = certify(lambda pos, batch: distances(pos, batch) > 2, clouds(), E(3), rotations=0, elements=2)
     assert {row.check for row in certificate.rows} >= {"element", "continuity"}
     assert "first derivative" not in {row.check for row in certificate.rows}
-
-
-def test_attributes_are_given_by_name():
-    assert certify(randomize(Good()), clouds(), E(3), **QUICK).passed
-    bare = [Data(pos=cloud.pos) for cloud in clouds()]
-    with pytest.raises(ValueError, match=r"data: .*'x'"):
-        certify(randomize(Good()), bare, E(3), **QUICK)
 
 
 def test_calculators_of_ase():
@@ -858,8 +818,8 @@ def test_networks_may_change_their_input_have_no_derivatives_and_refuse_clouds(n
 
 def test_derivatives_are_measured_in_inference_mode():
     with torch.inference_mode():
-        forces = certify(EnergyForces(Springs(), jumps="allow"), clouds(), SE(3), continuity=False, elements=1)
-        energies = certify(with_an_assertion, clouds(), SE(3), elements=1)
+        forces = certify(EnergyForces(Springs(), jumps="allow"), clouds(), SE(3), **QUICK)
+        energies = certify(with_an_assertion, clouds(2, sizes=(4,)), SE(2), **{**QUICK, "continuity": True})
     assert forces.verdict == energies.verdict == "kept"
     assert "gradient" in {row.check for row in forces.rows}
     assert "first derivative" in {row.check for row in energies.rows}
@@ -880,6 +840,10 @@ def squares(pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
 
 def from_origin(pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
     return global_mean_pool(pos.norm(dim=1, keepdim=True).tanh(), batch)
+
+
+def quartic(pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+    return global_add_pool(pos.pow(4).sum(dim=1), batch)
 
 
 def angles(pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
@@ -912,6 +876,7 @@ SEARCHED = {
     "squares": (squares, 2, "D4", {"C4", "C2"}, {"C8", "SO(2)", "C3"}),
     "cubes": (squares, 3, "Oh", {"O", "T"}, {"I", "SO(3)"}),
     "origin": (from_origin, 3, "O(3)", {"SO(3)"}, {"translations"}),
+    "cubes about the origin": (quartic, 3, "Oh", {"O"}, {"translations", "SO(3)"}),
     "scales": (angles, 3, "E(3)", {"scales"}, set()),
     "chiral": (triple, 3, "E(3)", {"permutations"}, {"scales"}),
     "centers": (centers, 3, "E(3)", {"translations"}, set()),
@@ -935,8 +900,8 @@ def test_a_search_finds_the_group(name):
 def test_a_search_says_what_outputs_are():
     """The search finds that the outputs are vectors; taken as invariants, they would have no group."""
     assert certify(lambda pos, batch: spring(Data(pos=pos, batch=batch)), clouds(), "search", **QUICK).group == "E(3)"
-    found = certify(lambda pos, batch: triple(pos, batch).abs() * 0 + 1, clouds(), "search", **QUICK)
-    assert (found.group, found.verdict) == ("E(3)", "vacuous")
+    found = certify(lambda pos, batch: distances(pos, batch) * 0 + 1, clouds(2), "search", **QUICK)
+    assert (found.group, found.verdict) == ("E(2)", "vacuous")
     with pytest.raises(ValueError, match=r"group: .*4"):
         certify(distances, clouds(4), "search", **QUICK)
     certificate = certify(network_of_images(Symmetric(1, 4, 3), nn.Tanh()), images(), "search", **QUICK)
@@ -957,7 +922,7 @@ def not_finite(pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
 def test_outputs_that_are_not_finite_fail_for_that_alone(group):
     for network, module in ((randomize(rooted()), "part"), (not_finite, None)):
         certificate = certify(network, clouds(), group, **QUICK)
-        assert certificate.verdict == "failed"
+        assert (certificate.verdict, certificate.group) == ("failed", None if group == "search" else "E(3)")
         (told,) = certificate.diagnoses
         assert (told.check, told.module, told.cause) == ("any clouds", module, "not finite")
         assert "3 of 3 numbers are not finite" in str(told)
@@ -965,27 +930,17 @@ def test_outputs_that_are_not_finite_fail_for_that_alone(group):
         assert "Outputs are not finite." in certificate.to_html()
 
 
+MOTIONS = ["a reflection", "a rotation"]
+
+
 def test_elements_that_were_never_promised_have_no_cause():
     """No layer is blamed if an exact network lacks reflections, or other rotations."""
     data = [Data(x=torch.rand(len(cloud.pos), 2), pos=cloud.pos) for cloud in clouds()]
-    for frames, group, told in (
-        (
-            PrincipalFrames(),
-            "SE(3)",
-            {"a reflection: not promised: the network promises SE(3), which does not contain it"},
-        ),
-        (
-            tetrahedral(),
-            "T",
-            {
-                "a reflection: not promised: the network promises T, which does not contain it",
-                "a rotation: not promised: the network promises T, which does not contain it",
-            },
-        ),
-    ):
+    for frames, group, lacking in ((PrincipalFrames(), "SE(3)", ["a reflection"]), (tetrahedral(), "T", MOTIONS)):
         network = randomize(FramewiseTransformer(frames, 2, 1, channels=4, layers=1, heads=1))
         certificate = certify(network, data, "search", **QUICK)
         assert (certificate.group, certificate.verdict) == (group, "kept")
+        told = {f"{one}: not promised: the network promises {group}, which does not contain it" for one in lacking}
         assert {str(one).partition(", ")[2] for one in certificate.diagnoses} == told
     certificate = certify(network, data, E(3), **QUICK)
     assert certificate.verdict == "failed"
@@ -1008,8 +963,8 @@ def test_the_card_is_one_page_that_says_it_all():
         assert words in text
     assert certificate._repr_html_() == text
     assert not any(words in text for words in ("<script", "src=", "href="))
-    found = certify(lambda pos, batch: {"<b>": distances(pos, batch)}, clouds(), "search", **QUICK)
-    assert "searched SO(3) (&lt;b&gt;)" in found.to_html()
+    found = certify(lambda pos, batch: {"<b>": distances(pos, batch)}, clouds(2), "search", **QUICK)
+    assert "searched SO(2) (&lt;b&gt;)" in found.to_html()
 
 
 # --- the command, tests and training --------------------------------------------------------------------------
@@ -1360,20 +1315,6 @@ def test_a_rotation_names_the_smallest_larger_group():
         where_outside(turns[15], tetrahedral())
 
 
-def test_certificates_say_which_group_a_motion_belongs_to():
-    network = GSANet(cyclic(8), 1, 2, channels=8, blocks=(1,), heads=2, neighborhood=Radius(9.0))
-    data = [Data(x=torch.rand(5, 1), pos=torch.randn(5, 2)) for _ in range(2)]
-    certificate = certify(network, data, dtypes=[torch.float64], continuity=False)
-    told = "element of C24, outside of C8"
-    lines = [line for line in certificate.table().splitlines() if told in line]
-    assert len(lines) == 1
-    assert lines[0].startswith(told)
-    assert lines[0].endswith("not promised")
-    for text in (certificate.to_html(), certificate.to_json()):
-        assert told in text
-    assert certificate.unique
-
-
 def test_larger_groups_of_a_rounded_group_are_those_of_the_exact_one():
     rounded = FiniteGroup.from_matrices(cyclic(6).elements.round(decimals=4), "C6", tolerance=1e-3)
     found, expected = ([one.label for one in outside_of(group, 2, 2, generator_of())] for group in (rounded, cyclic(6)))
@@ -1397,11 +1338,6 @@ def test_scrambled_points_keep_their_distances_unless_scaled(centered, scaled):
     before, after = ((one.pos.double() - center).norm(dim=1) for one in (cloud, other))
     assert torch.allclose(before, after) is not scaled
     assert ((after / before > 0.5 - 1e-6) & (after / before < 1.5 + 1e-6)).all()
-
-
-def test_degenerate_clouds_have_attributes_of_their_points_only():
-    for name, cloud in degenerate(clouds(sizes=(7,))[0], 3, centered=True).items():
-        assert len(cloud.x) == len(cloud.z) == len(cloud.pos), name
 
 
 def test_indices_of_points_follow_them_into_another_order():

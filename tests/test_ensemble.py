@@ -216,37 +216,22 @@ def test_loaded_units_are_those_of_the_network_alone():
 
 
 def test_calculator_of_ase(networks):
+    """The ensemble may be inside EnergyForces or Rescaled."""
     ase, calculator = pytest.importorskip("ase"), pytest.importorskip("lieattn.ase")
     atoms = ase.Atoms("OH2", [[0, 0, 0.12], [0, 0.76, -0.48], [0, -0.76, -0.48]])
-    units = [Rescaled(member, {"energy": 2.0 + k}, {"energy": float(k)}) for k, member in enumerate(networks)]
+    scale = {"energy": 2.0}, {"energy": 3.0}
+    units = [Rescaled(member, *scale) for member in networks]
     each = []
     for one in units:
         atoms.calc = calculator.Calculator(one, energy_unit="kcal/mol")
         each.append((atoms.get_potential_energy(), atoms.get_forces()))
     energies, forces = (np.stack(column) for column in zip(*each, strict=True))
-    atoms.calc = calculator.Calculator(Ensemble(units), energy_unit="kcal/mol")
-    assert atoms.get_potential_energy() == pytest.approx(energies.mean(), abs=1e-12)
-    np.testing.assert_allclose(atoms.get_forces(), forces.mean(axis=0), atol=1e-12)
-    assert atoms.calc.get_property("energy_std", atoms) == pytest.approx(energies.std(ddof=1), abs=1e-12)
-    np.testing.assert_allclose(atoms.calc.results["forces_std"], forces.std(axis=0, ddof=1), atol=1e-12)
-
-
-def test_calculator_of_ase_finds_the_ensemble(networks):
-    """The ensemble may be inside EnergyForces or Rescaled."""
-    ase, calculator = pytest.importorskip("ase"), pytest.importorskip("lieattn.ase")
-    atoms = ase.Atoms("OH2", [[0, 0, 0.12], [0, 0.76, -0.48], [0, -0.76, -0.48]])
-    energies = [one.model if isinstance(one, EnergyForces) else one for one in networks]
-    mean, units = EnergyForces(Ensemble(energies)), ({"energy": 2.0}, {"energy": 3.0})
-    found = []
-    for model in (mean, Rescaled(mean, *units), Ensemble([Rescaled(one, *units) for one in networks])):
-        atoms.calc = calculator.Calculator(model)
-        atoms.get_potential_energy()
-        found.append([atoms.calc.results[name] for name in ("energy", "energy_std", "forces", "forces_std")])
-    for plain, scaled, apart in zip(*found, strict=True):
-        np.testing.assert_allclose(scaled, apart, atol=1e-12)
-        assert np.shape(plain) == np.shape(scaled)
-    assert 2 * found[0][1] == pytest.approx(found[1][1], abs=1e-12)
-    assert found[0][1] > 0
+    for model in (Ensemble(units), EnergyForces(Ensemble(units)), Rescaled(EnergyForces(Ensemble(networks)), *scale)):
+        atoms.calc = calculator.Calculator(model, energy_unit="kcal/mol")
+        assert atoms.get_potential_energy() == pytest.approx(energies.mean(), abs=1e-12)
+        np.testing.assert_allclose(atoms.get_forces(), forces.mean(axis=0), atol=1e-12)
+        assert atoms.calc.get_property("energy_std", atoms) == pytest.approx(energies.std(ddof=1), abs=1e-12)
+        np.testing.assert_allclose(atoms.calc.results["forces_std"], forces.std(axis=0, ddof=1), atol=1e-12)
 
 
 def promising(guarantee, symmetry):

@@ -246,11 +246,12 @@ class Doubled:
         return Data(x=self.factor * data.x, pos=data.pos)
 
 
-def test_transforms_without_a_representation_are_saved(tmp_path):
-    network = Preprocessed(small(), Doubled(2.0))
+def test_arguments_without_a_representation_are_saved(tmp_path):
+    network = Preprocessed(lifted(neighborhood=Unnamed(2.0)), Doubled(2.0))
     assert " at 0x" in network.extra_repr()
     lieattn.save(network, tmp_path / "network")
-    assert lieattn.load(tmp_path / "network", trust=["tests"]).transform.factor == 2.0
+    again = lieattn.load(tmp_path / "network", trust=["tests"])
+    assert (again.transform.factor, again.network.neighborhood.radius) == (2.0, 2.0)
     network.transform = repr
     with pytest.raises(ValueError, match="was changed after its construction"):
         lieattn.save(network, tmp_path / "network")
@@ -269,18 +270,6 @@ def test_arguments_that_are_changed_later(tmp_path):
     assert len(lieattn.load(tmp_path / "ensemble").networks) == 2
 
 
-def test_heads_and_mixed_precision(tmp_path):
-    network = small().with_head(VectorHead(4))
-    network.blocks.double()
-    lieattn.save(network, tmp_path / "network")
-    again = lieattn.load(tmp_path / "network")
-    assert isinstance(again.head, VectorHead)
-    assert not any(module.training for module in again.modules())
-    assert {name: p.dtype for name, p in again.named_parameters()} == {
-        n: p.dtype for n, p in network.named_parameters()
-    }
-
-
 class Tabulated(Own):
     """A network with buffers in precisions of their own."""
 
@@ -291,11 +280,16 @@ class Tabulated(Own):
         self.register_buffer("coarse", torch.ones(3, dtype=torch.float8_e4m3fn))
 
 
-def test_buffers_keep_their_precision_and_tensors_that_share_memory_are_saved(tmp_path):
+def test_mixed_precision_heads_and_tensors_that_share_memory_are_saved(tmp_path):
     column = torch.arange(6.0).view(3, 2)[:, 1]
-    network = Tabulated(small(), table=[column, column.expand(2, 3)])
+    network = Tabulated(small().with_head(VectorHead(4)), table=[column, column.expand(2, 3)])
+    network.inner.blocks.double()
     lieattn.save(network, tmp_path / "network")
     again = lieattn.load(tmp_path / "network", trust=["tests"])
+    assert isinstance(again.inner.head, VectorHead)
+    assert not any(module.training for module in again.modules())
+    precisions, wanted = ([weight.dtype for weight in one.parameters()] for one in (again, network))
+    assert precisions == wanted
     assert torch.equal(again.mean, network.mean)
     assert torch.equal(again.part, network.part)
     assert (again.mean.dtype, again.coarse.dtype) == (torch.float64, torch.float8_e4m3fn)
@@ -556,14 +550,6 @@ def test_advice_about_heads_of_the_user_can_be_followed(tmp_path):
     model, data = WithOwnHead(network, 4).eval(), Data(x=torch.randn(5, 1), pos=torch.randn(5, 3))
     lieattn.save(model, tmp_path / "network")
     assert torch.equal(lieattn.load(tmp_path / "network", trust=["tests"])(data), model(data))
-
-
-def test_neighborhoods_without_a_representation_are_saved(tmp_path):
-    network = lifted(neighborhood=Unnamed(2.0))
-    lieattn.save(network, tmp_path / "network")
-    cloud = Data(x=torch.randn(5, 2), pos=torch.randn(5, 3))
-    again = lieattn.load(tmp_path / "network", trust=["tests"])
-    assert torch.equal(again(cloud), network.eval()(cloud))
 
 
 @pytest.mark.parametrize("context", [torch.inference_mode, lambda: torch.device("meta")])

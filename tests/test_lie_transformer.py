@@ -323,7 +323,6 @@ def test_numbers_of_parameters_are_those_published():
 # --- equivariance ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("every_backend")
 @pytest.mark.parametrize("coordinates", ["smooth", "log", "published", "quaternion"])
 def test_every_kind_of_coordinates_is_invariant(coordinates):
     space = Euclidean(SE(3))
@@ -778,8 +777,7 @@ def test_convolutional_network_on_molecules():
 # --- the finite SE(2) variant ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("content", ["constant", "pairwise_distances", "centroidal"])
-@pytest.mark.parametrize("seeds", [0, 2])
+@pytest.mark.parametrize(("content", "seeds"), [("constant", 2), ("pairwise_distances", 2), ("centroidal", 0)])
 def test_contents_and_seeds_of_finite_se2(content, seeds):
     options = {"channels": 8, "layers": 2, "heads": 2, "content": content, "seeds": seeds, "normalize": "mean"}
     model = randomize(FiniteSE2Transformer(4, 3, **options).double())
@@ -1078,7 +1076,6 @@ def test_squashed_coordinates_are_bounded():
     assert math.isfinite(float(pairs.sum()))
 
 
-@pytest.mark.usefixtures("every_backend")
 def test_networks_on_scales():
     """Features and vectors enter all scales in the same way; the guarantee is that of the group."""
     frames = ScaleFrames(cyclic(4), levels=2)

@@ -156,7 +156,7 @@ class GridSpatialPool(nn.Module):
         leading, sides = x.shape[: -self.dim], x.shape[-self.dim :]
         if min(sides) < self.size:
             cell, found = (" x ".join(map(str, shape)) for shape in ([self.size] * self.dim, sides))
-            raise ValueError(f"x: expected at least {cell} pixels, the size of a cell, got {found}")
+            raise ValueError(f"x: expected images of at least {cell} pixels, the size of a cell, got {found}")
         if any(side % self.size for side in sides):
             warn_or_raise(self.inexact, _drops_pixels(sides, self.size))
         if self.reduction == "max":

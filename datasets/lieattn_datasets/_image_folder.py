@@ -25,7 +25,8 @@ class ImageFolder(ImagePoints):
     ``train/CLASS/*``, ``val/CLASS/*`` (or ``valid``) and ``test/CLASS/*``, or ``CLASS/train/*`` and so on. Items are as
     in :class:`ImagePoints`.
     Images are rotated according to their EXIF data, transparency is ignored, and the first image of an animation is
-    read. If a gray image of the split has 16 bits, all are kept with 16 bits; Pillow reads those in color with 8.
+    read. If a gray image of the split has 16 bits, all are kept with 16 bits; Pillow reads those in color, or with an
+    alpha channel, with 8.
 
     Parameters
     ----------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from lieattn._core.functional import accumulates, is_mapped, outside_of_transforms, transformed
-from lieattn.geometry._clouds import PointClouds
 from lieattn.geometry._indices import members, ranges
 from lieattn.geometry._search import TIE_TOLERANCE
 
@@ -22,16 +21,45 @@ _ON_AXIS = 1e-3
 _AT_ONCE = 2**18  # number of candidates that are compared at a time
 
 
-class Candidates(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Candidates:
     """Candidates for axes of rows, such as the points of their clouds.
 
-    ``of`` yields, for parts of its argument, row numbers ``[rows]``: the numbers of candidates in the order of points,
-    the place of the row of each candidate in the part, and the rounding error of each row. ``seen`` returns the vectors
-    ``[n, k]`` of candidates with numbers ``[n]`` as seen from rows ``[n]``.
+    Attributes
+    ----------
+    vectors, owner, noise
+        Vectors ``[n, dim]``, the owner of each, ``[n]`` int64, and the rounding error of each owner's vectors.
+    batch
+        Owner of each row, int64, whose vectors are the candidates of the row, or None if rows are owners.
+    basis, center
+        ``[rows, dim, k]``, in which the vectors are seen from a row, and ``[rows, dim]``, which is subtracted first.
     """
 
-    of: Callable[[Tensor], Iterator[tuple[Tensor, Tensor, Tensor]]]
-    seen: Callable[[Tensor, Tensor], Tensor]
+    vectors: Tensor
+    owner: Tensor
+    noise: Tensor
+    batch: Tensor | None = None
+    basis: Tensor | None = None
+    center: Tensor | None = None
+
+    def of(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield the candidates of parts of some rows.
+
+        These are the numbers of the candidates in ascending order for each row, the place of the row of each candidate
+        in the part, and the rounding error of each row.
+        """
+        order, first, size = members(self.owner, len(self.noise))
+        owners = rows if self.batch is None else self.batch[rows]
+        for some in owners.split(max(1, _AT_ONCE // max(1, int(size[owners].max())))):
+            place, position = ranges(first[some], size[some])
+            yield order[position], place, self.noise[some]
+
+    def seen(self, number: Tensor, rows: Tensor) -> Tensor:
+        """Return the vectors ``[n, k]`` of candidates with numbers ``[n]`` as seen from rows ``[n]``."""
+        found = self.vectors[number]
+        if self.center is not None:
+            found = found - self.center[rows]
+        return found if self.basis is None else (self.basis.mT[rows] @ found[..., None])[..., 0]
 
 
 def rounding(dtype: torch.dtype, numbers: Tensor, row: Tensor, rows: int) -> Tensor:
@@ -44,44 +72,6 @@ def above_rounding(noise: Tensor, moments: Tensor) -> Tensor:
     """Return moments ``[rows, k, k]``, replaced by 0 if they can be explained by rounding."""
     size = moments.detach().diagonal(dim1=-2, dim2=-1).sum(-1).sqrt()
     return torch.where((size > _NOISE * noise)[:, None, None], moments, 0.0)
-
-
-def candidates_of_rows(vectors: Tensor, row: Tensor, noise: Tensor) -> Candidates:
-    """Return candidates for axes from vectors, each of which belongs to one row."""
-
-    def of(rows: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        place = torch.full((len(noise),), -1, dtype=torch.int64, device=rows.device)
-        place[rows] = torch.arange(len(rows), device=rows.device)
-        kept = (place[row] >= 0).nonzero()[:, 0]
-        yield kept, place[row[kept]], noise[rows]
-
-    return Candidates(of, lambda number, rows: vectors[number])
-
-
-def candidates_of_clouds(
-    clouds: PointClouds,
-    vectors: Tensor,
-    cloud: Tensor,
-    noise: Tensor,
-    basis: Tensor | None,
-    center: Tensor | None = None,
-) -> Candidates:
-    """Return candidates for axes of points: all vectors of their clouds, minus the ``center`` ``[points, dim]``."""
-    order, first, size = members(cloud, clouds.num_clouds)
-
-    def of(points: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        own = clouds.batch[points]
-        for some in own.split(max(1, _AT_ONCE // max(1, int(size[own].max())))):
-            place, position = ranges(first[some], size[some])
-            yield order[position], place, noise[some]
-
-    def seen(number: Tensor, points: Tensor) -> Tensor:
-        found = vectors[number]
-        if center is not None:
-            found = found - center[points]
-        return found if basis is None else (basis.mT[points] @ found[..., None])[..., 0]
-
-    return Candidates(of, seen)
 
 
 def principal_axes(moments: Tensor, gap: float) -> tuple[Tensor, Tensor]:

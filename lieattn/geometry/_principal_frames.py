@@ -23,8 +23,6 @@ from lieattn.geometry._principal_axes import (
     Candidates,
     Jumps,
     above_rounding,
-    candidates_of_clouds,
-    candidates_of_rows,
     completed_axes,
     differentiable_once,
     principal_axes,
@@ -162,12 +160,12 @@ class PrincipalFrames(CheckedFrames):
             pos = centered if group.is_affine else pos
             around = pos if basis is None else centered
             moments = _mean(around[:, :, None] * around[:, None, :], weights, clouds.batch, clouds.num_clouds)
-            candidates, own = [candidates_of_rows(pos, clouds.batch, noise)], noise
+            candidates, own = [Candidates(pos, clouds.batch, noise)], noise
             if basis is not None:
                 # The mean is added after the projection. Before it, rounding of the mean would hide small clouds.
                 mean = basis.mT @ (pos - centered)[..., None]
                 moments, own = basis.mT @ moments[clouds.batch] @ basis + mean @ mean.mT, noise[clouds.batch]
-                candidates = [candidates_of_clouds(clouds, pos, clouds.batch, noise, basis)]
+                candidates = [Candidates(pos, clouds.batch, noise, clouds.batch, basis)]
             per_point = basis is not None
             candidates += _input_vectors(sites, basis, per_point=per_point)
             return _Data(above_rounding(own, moments), candidates, per_point=per_point)
@@ -180,9 +178,9 @@ class PrincipalFrames(CheckedFrames):
         moments = _mean(seen[:, :, None] * seen[:, None, :], weights, target, clouds.num_points)
         # Points beyond the cutoff must not determine axes either.
         own = noise[clouds.batch]
-        candidates = [candidates_of_rows(seen[weights > 0], target[weights > 0], own)]
+        candidates = [Candidates(seen[weights > 0], target[weights > 0], own)]
         if clouds.cell is None:
-            candidates.append(candidates_of_clouds(clouds, pos, clouds.batch, noise, basis, center=pos))
+            candidates.append(Candidates(pos, clouds.batch, noise, clouds.batch, basis, center=pos))
         candidates += _input_vectors(sites, basis, per_point=True)
         return _Data(above_rounding(own, moments), candidates, per_point=True)
 
@@ -203,9 +201,7 @@ def _input_vectors(sites: Sites, basis: Tensor | None, *, per_point: bool) -> li
         return []
     noise = rounding(given.dtype, given, clouds.batch, clouds.num_clouds)
     vectors, cloud = given.double().flatten(0, 1), clouds.batch.repeat_interleave(given.shape[1])
-    if per_point:
-        return [candidates_of_clouds(clouds, vectors, cloud, noise, basis)]
-    return [candidates_of_rows(vectors, cloud, noise)]
+    return [Candidates(vectors, cloud, noise, clouds.batch if per_point else None, basis)]
 
 
 def _mean(numbers: Tensor, weights: Tensor, row: Tensor, rows: int) -> Tensor:

@@ -353,9 +353,9 @@ def test_generate_finds_the_group_and_starts_with_the_identity(generators):
 def test_generators_of_an_infinite_group_are_named():
     """The message was only that there are too many elements."""
     rounded = [[-0.5, -0.866], [0.866, -0.5]]
-    none = "more than max_order=100 elements; of the powers 1 .. 100 of generator 1, none is the identity, number"
-    for wrong, nearest in (([[1, 1], [0, 1]], "1 is the nearest, 1.0e+00"), (rounded, "3 is the nearest, 6.6e-05")):
-        with pytest.raises(ValueError, match=re.escape(f"{none} {nearest} away (tolerance 1e-06); give angles")):
+    none = "more than max_order=100 elements; of the powers 1 .. 100 of generator 1, none is the identity up to 1e-06"
+    for wrong in ([[1, 1], [0, 1]], rounded):
+        with pytest.raises(ValueError, match=re.escape(none)):
             FiniteGroup.generate([[[0, -1], [1, 0]], wrong], max_order=100)
     mirrors = [groups.reflection(2, axis=axis).elements[1] for axis in ((1, 0), (1, 0.3))]
     with pytest.raises(ValueError, match=r"max_order=1000 elements; each generator has a small order, but their"):

@@ -12,6 +12,7 @@ from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
+import numpy as np
 import torch
 from jaxtyping import AbstractArray
 from torch import Tensor, nn
@@ -302,6 +303,24 @@ def check_field(x: Tensor, graph: Any, channels: int, fiber: int | None = None) 
     if x.shape != expected:
         raise ValueError(f"x: expected a field [points, fiber, channels] = {expected}, got {tuple(x.shape)}")
     return x
+
+
+def permutation_table(argument: str, given: Any, expected: str) -> Tensor:
+    """Return permutations ``[rows, points]`` int64, or raise ValueError unless each row is one of 0..points - 1."""
+    try:
+        array = isinstance(given, np.ndarray)  # torch does not read negative strides
+        table = torch.as_tensor(np.array(given, order="C") if array else given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{argument}: expected {expected}, got {given!r}") from error
+    check_has_numbers(argument, table)
+    whole = not (table.dtype == torch.bool or table.is_floating_point() or table.is_complex())
+    if table.ndim != 2 or not whole or 0 in table.shape:
+        raise ValueError(f"{argument}: expected {expected}, got shape {tuple(table.shape)} of {table.dtype}")
+    table, last = table.long().cpu(), table.shape[1] - 1
+    for number, row in enumerate(table.tolist()):
+        if sorted(row) != list(range(last + 1)):
+            raise ValueError(f"{argument}: row {number} is {row}, not a permutation of 0..{last}")
+    return table
 
 
 def check_arguments(of: Callable[..., Any], given: Mapping[str, Any]) -> None:

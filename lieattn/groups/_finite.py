@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from functools import lru_cache
@@ -16,18 +17,18 @@ from lieattn._core.checks import (
     any_negative,
     check_count,
     check_default_device,
-    check_drawing,
     check_has_numbers,
     check_is,
     check_last,
     check_none,
     check_positive,
     kind,
+    permutation_table,
     shown,
 )
 from lieattn._core.functional import is_mapped, outside_of_transforms
 from lieattn._core.numerics import lengths
-from lieattn.groups._group import Group, far, finish, tolerance
+from lieattn.groups._group import Group, far, tolerance
 
 CLOSURE_TOLERANCE = 1e-9
 """Largest difference, over the matrix entries, between a product and the group element that it is identified with."""
@@ -109,21 +110,8 @@ class FiniteGroup(Group):
         whose entry [g][h] is the index of g h, is such a list of n permutations of n points. ValueError is raised if a
         row is not a permutation of 0..d-1, or if the list is not closed.
         """
-        expected = f"permutations of {name!r}: expected a table of integers [order, points]"
-        try:
-            array = isinstance(permutations, np.ndarray)  # torch does not read negative strides
-            table = torch.as_tensor(np.array(permutations, order="C") if array else permutations)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise ValueError(f"{expected}, got {permutations!r}") from error
-        check_has_numbers("permutations", table)
-        integers = not (table.dtype == torch.bool or table.is_floating_point() or table.is_complex())
-        if table.ndim != 2 or not integers or 0 in table.shape:
-            raise ValueError(f"{expected}, got shape {tuple(table.shape)} of {table.dtype}")
-        degree = table.shape[1]
-        for g, row in enumerate(table.tolist()):
-            if sorted(row) != list(range(degree)):
-                raise ValueError(f"permutations of {name!r}: row {g} is {row}, not a permutation of 0..{degree - 1}")
-        return cls(name, torch.nn.functional.one_hot(table.long(), degree).mT.double())
+        table = permutation_table(f"permutations of {name!r}", permutations, "a table of integers [order, points]")
+        return cls(name, torch.nn.functional.one_hot(table).mT.double())
 
     @classmethod
     def generate(
@@ -285,13 +273,6 @@ class FiniteGroup(Group):
         if count != self.order:
             raise ValueError(f"count: the only design of {self.name} has all {self.order} elements, got {count}")
         return self
-
-    def design(
-        self, count: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> Tensor:
-        check_drawing((), None, dtype, device)
-        elements = self.finite_subgroup(count).elements.clone()  # the caller may modify the result, but not the group
-        return finish(elements, dtype, device)
 
     def faults(self, g: Tensor) -> dict[str, Tensor]:
         return {"it is not one of its matrices": ~(self._nearest(g)[0] <= self._allowed(g))}
@@ -475,20 +456,12 @@ def new_elements(products: Tensor, found: Tensor, apart: float) -> Tensor:
 
 def _why_many(generators: Tensor, max_order: int, apart: float) -> str:
     """Return why generators generate many elements: the first one without a power that is the identity, if any."""
-    one = torch.eye(generators.shape[-1], dtype=generators.dtype)
-    tried = min(max_order, _MOST_POWERS)
+    one, tried = torch.eye(generators.shape[-1], dtype=generators.dtype), min(max_order, _MOST_POWERS)
     for number, generator in enumerate(generators):
-        power, away = one, []
-        for _ in range(tried):
-            power = power @ generator
-            away.append(float((power - one).abs().max().nan_to_num(nan=math.inf)))
-            if away[-1] <= apart:
-                break
-        else:
-            nearest = min(range(tried), key=away.__getitem__)
-            none = f"of the powers 1 .. {tried} of generator {number}, none is the identity"
-            how = f"number {nearest + 1} is the nearest, {away[nearest]:.1e} away (tolerance {apart:.0e})"
-            return f"{none}, {how}; give angles with all digits, and leave out translations, which are always added"
+        powers = itertools.accumulate(itertools.repeat(generator, tried), torch.matmul)
+        if not any((power - one).abs().max() <= apart for power in powers):
+            none = f"of the powers 1 .. {tried} of generator {number}, none is the identity up to {apart:.0e}"
+            return f"{none}; give angles with all digits, and leave out translations, which are always added"
     return "each generator has a small order, but their products have not; raise max_order if the group is finite"
 
 

@@ -263,7 +263,7 @@ class Group:
         check_is(method, subgroup, Group)
         if getattr(subgroup, "order", None) != count:
             raise ValueError(f"{method}: expected {counted(count, 'element')}, got {subgroup!r}")
-        elements = subgroup.design(count, dtype=torch.float64)
+        elements: Tensor = vars(subgroup)["elements"].clone()  # the caller may modify them, but not the subgroup
         self.check(method, elements)
         return finish(elements, dtype, device)
 

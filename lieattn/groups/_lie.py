@@ -39,16 +39,13 @@ class Rotational(LieGroup):
 
     letters: ClassVar[str]
     has_rotations = True
+    is_orthogonal = True
 
     def __init__(self, dim: int) -> None:
         if not isinstance(dim, int | np.integer) or dim not in (2, 3):
             raise ValueError(f"dim: {self.letters}(d) is available for d = 2 and d = 3, got {dim!r}")
         dim = int(dim)
         super().__init__(f"{self.letters}({dim})", dim=dim, size=dim, algebra_dim=1 if dim == 2 else 3)
-
-    @property
-    def is_orthogonal(self) -> bool:
-        return True
 
     def inverse(self, g: Tensor) -> Tensor:
         return g.mT
@@ -170,14 +167,11 @@ class Dilations(LieGroup):
     """The group R+ of dilations r I of R^d with r > 0. The coordinate of the Lie algebra is log r."""
 
     has_dilations = True
+    is_orthogonal = False
 
     def __init__(self, dim: int = 2) -> None:
         check_count("dim", dim)
         super().__init__(f"R+({dim})", dim=dim, size=dim, algebra_dim=1)
-
-    @property
-    def is_orthogonal(self) -> bool:
-        return False
 
     def inverse(self, g: Tensor) -> Tensor:
         largest, squared = _squared_scale(g)
@@ -232,14 +226,11 @@ class RotationDilations(LieGroup):
 
     has_rotations = True
     has_dilations = True
+    is_orthogonal = False
 
     def __init__(self, dim: int = 2) -> None:
         rotations = SO(dim)
         super().__init__(f"R+xSO({dim})", dim=dim, size=dim, algebra_dim=1 + rotations.algebra_dim)
-
-    @property
-    def is_orthogonal(self) -> bool:
-        return False
 
     @property
     def rotations(self) -> SO:
@@ -329,14 +320,11 @@ class Translations(LieGroup):
     """The translations of R^d as matrices [[I, t], [0, 1]]. The coordinates of the Lie algebra are t."""
 
     only_translates = True
+    is_orthogonal = True
 
     def __init__(self, dim: int) -> None:
         check_count("dim", dim)
         super().__init__(f"R^{dim}", dim=dim, size=dim + 1, algebra_dim=dim)
-
-    @property
-    def is_orthogonal(self) -> bool:
-        return True
 
     def element(self, translation: Tensor) -> Tensor:
         """Return the element ``[*, d + 1, d + 1]`` with translation ``[*, d]``."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lieattn._core.checks import check_is
+from lieattn._core.checks import check_is, permutation_table
 from lieattn.groups import FiniteGroup
 from lieattn.reps._representation import Representation
 
@@ -88,7 +88,10 @@ class Permutation(Representation):
 
 def _of_points(group: FiniteGroup, given: Any) -> Tensor:
     """Return the permutations ``[order, points]`` of places by the group."""
-    points = _as_tensor("points", given, f"numbers [channels, {group.dim}]").double()
+    try:
+        points = torch.as_tensor(given, dtype=torch.float64, device="cpu").detach()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"points: expected numbers [channels, {group.dim}], got {given!r}") from error
     if points.ndim != 2 or points.shape[1] != group.dim or not len(points) or not points.isfinite().all():
         raise ValueError(f"points: expected finite [channels, {group.dim}] for {group.name}, got {tuple(points.shape)}")
     moved = points @ group.elements.mT  # [order, channels, dim]
@@ -106,16 +109,9 @@ def _of_points(group: FiniteGroup, given: Any) -> Tensor:
 def _checked(group: FiniteGroup, given: Any) -> Tensor:
     """Return permutations int64 ``[order, channels]``; ValueError unless they are a representation of the group."""
     expected = f"integers [order={group.order}, channels], a permutation for each element of {group.name}"
-    table = _as_tensor("permutations", given, expected)
-    whole = not (table.dtype == torch.bool or table.is_floating_point() or table.is_complex())
-    if table.ndim != 2 or not whole or len(table) != group.order or table.shape[1] == 0:
-        raise ValueError(f"permutations: expected {expected}, got {table.dtype} {tuple(table.shape)}")
-    table = table.long()
-    channels = torch.arange(table.shape[1])
-    wrong = (table.sort(dim=1).values != channels).any(dim=1)
-    if wrong.any():
-        g = int(wrong.nonzero()[0])
-        raise ValueError(f"permutations: row {g} is {table[g].tolist()}, not a permutation of 0..{len(channels) - 1}")
+    table = permutation_table("permutations", given, expected)
+    if len(table) != group.order:
+        raise ValueError(f"permutations: expected {expected}, got {tuple(table.shape)}")
     composed = table[:, table]  # [g, h, i] is p_g(p_h(i))
     broken = (composed != table[group.cayley]).any(dim=-1)
     if broken.any():
@@ -127,10 +123,3 @@ def _checked(group: FiniteGroup, given: Any) -> Tensor:
             f"of {group.name}, with g h = {gh}, these are {stated} and {found}"
         )
     return table
-
-
-def _as_tensor(argument: str, given: Any, expected: str) -> Tensor:
-    try:
-        return torch.as_tensor(given, device="cpu").detach()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{argument}: expected {expected}, got {given!r}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import json
+import math
 from importlib import resources
 from pathlib import Path
 from string import Template
@@ -25,13 +26,9 @@ from lieattn.viz._views import Choice, frame_name
 _COLORS, _STEPS = ("magma", "viridis", "RdBu_r", "gray_r"), 48
 _MOST_NUMBERS = 3_000_000  # of a page, which are 8 MB of text
 _MOST_CHANNELS = 8
-_FEWER = (  # what a page gives up, one after another, until it has few enough numbers
-    "weights are means over the heads",
-    "rollouts are means over the frames",
-    "weights are sums over the frames of the keys",
-    "fields are norms over the channels",
-    "rollouts are left out",
-    "weights are means over the frames of the query",
+_SMALL = (
+    "To keep this file small, weights are means over the heads and sums over the frames of the keys, fields are norms "
+    "over the channels, and rollouts are left out."
 )
 _QUERIES = 64  # rolled out at a time
 _FEW = 6  # numbers of an output that are shown
@@ -41,15 +38,15 @@ def write_page(scope: Observation, path: Path, choice: Choice) -> Path:
     """Write the page, which first shows the chosen view; see :meth:`Microscope.save`."""
     edges: list[Attention] = []
     layers = [(layer, _edges(edges, layer)) for layer in scope.recording.attention]
-    fewer = _fewer(scope, edges)
-    start = _start(scope, choice, fewer)
+    small = _is_small(scope, edges)
+    start = _start(scope, choice, small)
     places: list[Places] = []
     content: dict[str, Any] = {
         "start": start,
-        "attention": [_attention(layer, places, fewer) | {"edges": number} for layer, number in layers],
+        "attention": [_attention(layer, places, small) | {"edges": number} for layer, number in layers],
         "edges": [_sources(layer) for layer in edges],
-        "rollout": _rollouts(scope, places, fewer),
-        "fields": [_field(scope, number, places, fewer) for number in range(len(scope.recording.fields))],
+        "rollout": [] if small else _rollouts(scope, places),
+        "fields": [_field(scope, number, places, small) for number in range(len(scope.recording.fields))],
         "turns": [turn._asdict() | {"matrix": turn.matrix.tolist()} for turn in scope.turns],
         "input": _input(scope, places),
         "places": [_place(one) for one in places],
@@ -64,7 +61,7 @@ def write_page(scope: Observation, path: Path, choice: Choice) -> Path:
         "title": f"{scope.name}: attention and fields of one cloud",
         "guarantee": scope.guarantee,
         "result": _result(scope),
-        "note": f"To keep this file small, {', '.join(_FEWER[:fewer])}." if fewer else "",
+        "note": _SMALL if small else "",
     }
     folder = resources.files("lieattn.viz")
     page = Template((folder / "microscope.html").read_text(encoding="utf-8")).substitute(
@@ -76,35 +73,34 @@ def write_page(scope: Observation, path: Path, choice: Choice) -> Path:
     return path
 
 
-def _fewer(scope: Observation, different: list[Attention]) -> int:
-    """Return how many of ``_FEWER`` a page needs. ValueError is raised if all of them are not enough."""
+def _is_small(scope: Observation, different: list[Attention]) -> bool:
+    """Return whether a page has only means and sums. ValueError is raised if these are too many numbers too."""
     layers, count = scope.recording.attention, 0
     inputs = len(layers[0].places.pos) if layers else 0
-    for fewer in range(len(_FEWER) + 1):
+    for small in (False, True):
         count = sum(2 * len(layer.source) for layer in different)
         for layer in layers:
-            points, (edges, fiber, keys, heads) = len(layer.places.pos), layer.weights.shape
-            count += edges * (fiber if fewer < 6 else 1) * (keys if fewer < 3 else 1) * (heads if fewer < 1 else 1)
-            count += points * (layer.places.fiber if fewer < 2 else 1) * inputs if fewer < 5 else 0
+            rolled = 0 if small else len(layer.places.pos) * layer.places.fiber * inputs
+            count += rolled + (math.prod(layer.weights.shape[:2]) if small else layer.weights.numel())
         for field in scope.recording.fields:
-            values = 1 + (min(_MOST_CHANNELS, field.x.shape[-1]) if fewer < 4 else 0)
+            values = 1 + (0 if small else min(_MOST_CHANNELS, field.x.shape[-1]))
             count += 2 * len(scope.turns) * len(field.x) * field.x.shape[1] * values
         if count <= _MOST_NUMBERS:
-            return fewer
+            return small
     raise ValueError(
         f"data: expected at most {_MOST_NUMBERS:,} numbers for a page, got at least {count:,} for "
         f"{scope.data.num_nodes} points; draw a .png, or use a smaller cloud or fewer turns"
     )
 
 
-def _start(scope: Observation, choice: Choice, fewer: int) -> dict[str, Any]:
+def _start(scope: Observation, choice: Choice, small: bool) -> dict[str, Any]:
     """Return the initial choices of the page, after checks."""
     query, channel, number = 0, choice.channel, choice.number
     if choice.view == "field":
         fields = scope.fields(number)
         check_index("frame", choice.frame, fields.shape[2])
         check_index("channel", channel, fields.shape[3])
-        known = 0 if fewer > 3 else min(_MOST_CHANNELS, fields.shape[3])
+        known = 0 if small else min(_MOST_CHANNELS, fields.shape[3])
         if channel is not None and channel >= known:
             raise ValueError(
                 f"channel: a page has the first {known} channels of this field, got {channel}; draw a .png"
@@ -114,10 +110,9 @@ def _start(scope: Observation, choice: Choice, fewer: int) -> dict[str, Any]:
         found = scope.attention_layer(number)
         query = scope.query(found, choice.point, choice.frame)
         check_index("head", choice.head, found.heads)
-        for name, most in (("head", 0), ("frame", 1 if choice.view == "rollout" else 5)):
-            if (value := getattr(choice, name)) is not None and fewer > most:
-                raise ValueError(f"{name}: a page of this size has the mean over the {name}s, got {value}; draw a .png")
-        if choice.view == "rollout" and fewer > 4:
+        if small and choice.head is not None:
+            raise ValueError(f"head: a page of this size has the mean over the heads, got {choice.head}; draw a .png")
+        if small and choice.view == "rollout":
             raise ValueError("view: a page of this size has no rollout; draw a .png")
         number %= len(scope.recording.attention)
     shown = 0 if channel is None else channel + 1
@@ -131,16 +126,10 @@ def _input(scope: Observation, places: list[Places]) -> dict[str, Any]:
     return {"places": _index(places, Places(cloud, None, 1)), "values": features.tolist()}
 
 
-def _attention(layer: Attention, places: list[Places], fewer: int) -> dict[str, Any]:
+def _attention(layer: Attention, places: list[Places], small: bool) -> dict[str, Any]:
     """Return weights ``[edges, fiber, keys, heads]`` with edges sorted by query."""
-    weights = layer.weights
-    if fewer > 0:
-        weights = weights.mean(dim=-1, keepdim=True)
-    if fewer > 2:
-        weights = weights.sum(dim=2, keepdim=True)
-    if fewer > 5:
-        weights = weights.mean(dim=1, keepdim=True)
-    names = [""] if fewer > 5 else [frame_name(layer.places, h) for h in range(layer.places.fiber)]
+    weights = layer.weights.mean(dim=3, keepdim=True).sum(dim=2, keepdim=True) if small else layer.weights
+    names = [frame_name(layer.places, h) for h in range(layer.places.fiber)]
     return {
         "name": layer.name,
         "places": _index(places, layer.places),
@@ -168,33 +157,31 @@ def _sources(layer: Attention) -> dict[str, Any]:
     return {"rows": [0, *count.cumsum(0).tolist()], "source": packed}
 
 
-def _rollouts(scope: Observation, places: list[Places], fewer: int) -> list[dict[str, Any]]:
+def _rollouts(scope: Observation, places: list[Places]) -> list[dict[str, Any]]:
     """Return rolled out weights ``[points, fiber, points of the input]``, or an empty list for negative weights."""
-    found, layers, together = [], scope.recording.attention, fewer > 1
-    if fewer > 4 or any(bool((layer.weights < 0).any()) for layer in layers):
+    found, layers = [], scope.recording.attention
+    if any(bool((layer.weights < 0).any()) for layer in layers):
         return []
     for number, layer in enumerate(layers):
         points, fiber = len(layer.places.pos), layer.places.fiber
         flow = torch.eye(points * fiber, dtype=torch.float64).view(-1, points, fiber)
-        if together:
-            flow = flow.view(points, fiber, points, fiber).mean(dim=1)
         parts = [rolled_out(layers[: number + 1], part).sum(dim=2) for part in flow.split(_QUERIES)]
-        values = torch.cat(parts).view(points, 1 if together else fiber, -1)
-        names = [""] if together else [frame_name(layer.places, h) for h in range(fiber)]
+        values = torch.cat(parts).view(points, fiber, -1)
+        names = [frame_name(layer.places, h) for h in range(fiber)]
         found.append(
             {"name": layer.name, "places": _index(places, layer.places), "frames": names, "values": _packed(values)}
         )
     return found
 
 
-def _field(scope: Observation, number: int, places: list[Places], fewer: int) -> dict[str, Any]:
+def _field(scope: Observation, number: int, places: list[Places], small: bool) -> dict[str, Any]:
     """Return raw and stabilized values ``[turns, points, fiber, 1 + channels]``.
 
     They are the norm over all channels, followed by the first channels.
     """
     raw, stable = scope.fields(number), scope.stabilized(number)
     own = scope.recording.fields[number].places
-    shown = range(0 if fewer > 3 else min(_MOST_CHANNELS, raw.shape[-1]))
+    shown = range(0 if small else min(_MOST_CHANNELS, raw.shape[-1]))
     first, second = (torch.cat([x.norm(dim=-1, keepdim=True), x[..., : len(shown)]], dim=-1) for x in (raw, stable))
     largest = float(raw.abs().max())
     return {

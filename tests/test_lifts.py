@@ -32,7 +32,7 @@ from lieattn.geometry import (
     pixel_positions,
     point_clouds,
 )
-from lieattn.geometry._principal_axes import candidates_of_rows, completed_axes, principal_axes
+from lieattn.geometry._principal_axes import Candidates, completed_axes, principal_axes
 from lieattn.groups import (
     SE,
     SO,
@@ -431,7 +431,7 @@ def test_determined_axes_have_first_derivatives_where_others_are_not_determined(
 def test_points_next_to_the_axes_found_determine_no_other_axis(aside, column):
     of_row, noise = torch.zeros(1, dtype=torch.int64), torch.full((1,), 1e-16, dtype=F64)
     near, others = (
-        candidates_of_rows(torch.tensor([vector], dtype=F64), of_row, noise)
+        Candidates(torch.tensor([vector], dtype=F64), of_row, noise)
         for vector in ([1.0, aside, 0.0], [0.0, 0.0, 1.0])
     )
     axes, isolated = torch.eye(3, dtype=F64)[None], torch.tensor([[True, False, False]])

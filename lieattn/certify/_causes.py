@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,12 +23,11 @@ from lieattn.certify._moves import (
     permutation,
     raster_motion,
     relative_error,
-    shifted,
     sizes_of,
     still,
 )
 from lieattn.certify._probe import Probe, possible_kinds
-from lieattn.certify._rows import Task, degenerate_rows, kinds_of_outputs, move_rows
+from lieattn.certify._rows import Task, kinds_of_outputs
 from lieattn.certify._trace import Call, Change, edges_law, irreps_of, law, record
 from lieattn.groups import FiniteGroup, Group, linear_part
 from lieattn.models import Symmetry
@@ -41,10 +40,6 @@ _PADDING = "padding", "clouds are padded to the size of the largest, and the pad
 _CAUSE_FAR = "rounding of positions far from the origin"
 _EXTENTS = 10.0  # smallest distance from the origin, in extents of the cloud
 _SHARE = 0.2  # smallest share of points with the largest number of neighbors if neighbors are capped
-
-
-MOVED = frozenset({"element", "degenerate"})
-"""Checks in which positions are rounded after a motion."""
 
 
 @dataclass(frozen=True)
@@ -413,78 +408,46 @@ def _diagnosis(check: str, found: _Break, cause: str, evidence: str) -> Diagnosi
 # --- coarse dtypes ------------------------------------------------------------------------------------------------
 
 
-def far_away(
-    probes: Mapping[torch.dtype, Probe],
-    task: Task,
-    moves: Sequence[Move],
-    sizes: Mapping[str, float],
-    rows: Sequence[Row],
-) -> dict[torch.dtype, Diagnosis]:
-    """Return a diagnosis for each dtype in which moved clouds fail, if the same clouds pass around the origin.
+def extents_away(clouds: Sequence[Data], promise: Symmetry) -> float:
+    """Return how many extents of its cloud a center is away from the origin, if this is far; 0 otherwise.
 
-    ``rows`` are those of the clouds, and ``sizes`` the largest outputs. There is none unless all translations are
-    promised, because outputs would not be those of the same clouds.
+    Clouds are not far if they could not be moved to the origin, because translations change the outputs.
     """
-    clouds, promise = task.clouds, task.promise
-    if promise.group is None or not is_far(clouds, promise):
-        return {}
-    dim = promise.group.dim
-    extents = max(_distance_in_extents(cloud, dim) for cloud in clouds)
-    centered = [shifted(cloud, -center_and_extent(cloud, dim)[0]) for cloud in clouds]
-    there = replace(task, clouds=centered, generator=torch.Generator())
-    diagnoses = {}
-    again = [move for move in moves if move.check in MOVED]
-    for dtype, probe in probes.items():
-        failed = [row for row in rows if row.passed is False and row.check in MOVED and row.dtype == probe.precision]
-        if not failed:
-            continue
-        found = [*move_rows(probe, there, again, True), *degenerate_rows({dtype: probe}, there, sizes)]
-        if all(row.passed is not False for row in found):
-            worst = max(failed, key=lambda row: (row.check == "element", row.max_error))
-            step = extents * torch.finfo(dtype).eps
-            text = (
-                f"positions are up to {extents:.0e} times the extent of their cloud away from the origin, so "
-                f"{probe.precision} rounds them to {step:.0e} of the extent, and around the origin the same clouds "
-                f"pass; center the data, as in data.pos - data.pos.mean(dim=0)"
-            )
-            check = f"{worst.check} {worst.label} in {probe.precision}"
-            diagnoses[dtype] = Diagnosis(check, None, None, (), _CAUSE_FAR, text)
-    return diagnoses
+    if promise.group is None or not promise.all_translations:
+        return 0.0
+    found = [center_and_extent(cloud, promise.group.dim) for cloud in clouds]
+    away = max(float(center.norm()) / extent if extent else 0.0 for center, extent in found)
+    return away if away >= _EXTENTS else 0.0
 
 
-def is_far(clouds: Sequence[Data], promise: Symmetry) -> bool:
-    """Return whether a cloud could be moved to the origin, and is far from there."""
-    group = promise.group
-    if group is None or not promise.all_translations:
-        return False
-    return max(_distance_in_extents(cloud, group.dim) for cloud in clouds) >= _EXTENTS
+def only_coarse(rows: Sequence[Row], finest: torch.dtype, away: float) -> Iterator[Diagnosis]:
+    """Yield a diagnosis for each dtype in which outputs fail that pass in the finest.
 
-
-def only_coarse(rows: Sequence[Row], finest: torch.dtype, done: Collection[torch.dtype]) -> Iterator[Diagnosis]:
-    """Yield a diagnosis for each dtype, except those that are ``done``, in which outputs fail that pass in the finest.
-
-    The errors are larger than rounding explains.
+    The errors are larger than rounding explains. ``away`` is the result of :func:`extents_away`.
     """
-    name, skipped = _name(finest), {_name(dtype) for dtype in done}
+    name = _name(finest)
     broken = {row.output for row in rows if row.dtype == name and row.passed is False}
-    failed = [row for row in rows if row.passed is False and row.dtype not in {name} | skipped]
+    failed = [row for row in rows if row.passed is False and row.dtype != name]
     for dtype in dict.fromkeys(row.dtype for row in failed):
         here = [row for row in failed if row.dtype == dtype and row.output not in broken and row.allowed]
-        if here:
-            worst = max(here, key=lambda row: row.max_error / (row.allowed or 1.0))
+        if not here:
+            continue
+        worst = max(here, key=lambda row: row.max_error / (row.allowed or 1.0))
+        cause = f"only in {dtype}"
+        text = (
+            f"{name} passes, and rounding explains {worst.allowed:.0e} of the error {worst.max_error:.0e}; some "
+            f"operations may have fewer digits in {dtype}, or outputs jump within the rounding of positions"
+        )
+        if away and worst.check in ("element", "degenerate"):
+            cause, step = _CAUSE_FAR, away * torch.finfo(getattr(torch, dtype)).eps
             text = (
-                f"{name} passes, and rounding explains {worst.allowed:.0e} of the error {worst.max_error:.0e}; some "
-                f"operations may have fewer digits in {dtype}, or outputs jump within the rounding of positions"
+                f"{name} passes, and positions are up to {away:.0e} times the extent of their cloud away from the "
+                f"origin, so {dtype} rounds them to {step:.0e} of the extent; center the data, as in data.pos - "
+                f"data.pos.mean(dim=0)"
             )
-            check = " ".join(filter(None, (worst.check, worst.label, "in", dtype)))
-            yield Diagnosis(check, None, None, (), f"only in {dtype}", text)
+        check = " ".join(filter(None, (worst.check, worst.label, "in", dtype)))
+        yield Diagnosis(check, None, None, (), cause, text)
 
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _distance_in_extents(cloud: Data, dim: int) -> float:
-    """Return how far the center of a cloud is from the origin, in units of the largest distance from the center."""
-    center, extent = center_and_extent(cloud, dim)
-    return float(center.norm()) / extent if extent else 0.0

@@ -15,7 +15,7 @@ from torch_geometric.data import Batch, Data
 
 from lieattn._core.agreement import agreeing
 from lieattn._core.checks import TOLERANCE, check_arguments, check_count, shown
-from lieattn.certify._causes import MOVED, diagnose, far_away, is_far, known_group, only_coarse
+from lieattn.certify._causes import diagnose, extents_away, known_group, only_coarse
 from lieattn.certify._certificate import Certificate, Row
 from lieattn.certify._elements import Element, elements_of, outside_of
 from lieattn.certify._moves import (
@@ -229,7 +229,8 @@ def certify(
     ]
     rows: list[Row] = []
     coarse = {dtype for dtype in dtypes if dtype != torch.float64 and dtype not in (tolerances or {})}
-    rounded = set[torch.dtype]() if is_far(clouds, promise) else coarse  # dtypes whose rounding may explain errors
+    away = extents_away(clouds, promise)
+    rounded = set[torch.dtype]() if away else coarse  # dtypes whose rounding may explain errors
     for dtype, one in probes.items():
         rows += not_finite(one, clouds)
         rows += move_rows(one, task, moves, exact, explain=dtype in rounded)
@@ -239,9 +240,7 @@ def certify(
     rows += degenerate_rows(probes, task, sizes, rounded)
     if not as_images:
         rows += conservation(probe, clouds, kinds_of_outputs(network, outputs, probe(clouds)), exact, generator)
-    far = {} if as_images else far_away(probes, task, moves, sizes, rows)
-    explained = MOVED if finest in far else frozenset[str]()
-    failed = {row.check for row in rows if row.passed is False and row.dtype == probe.precision} - explained
+    failed = {row.check for row in rows if row.passed is False and row.dtype == probe.precision}
     if searched:
         # Diagnose everything that is missing to the largest group. Pixels in raster order have no other order.
         failed |= {"element", "alone"} if on_lattice else {"element", "permutation", "image", "alone"}
@@ -261,7 +260,7 @@ def certify(
         rows=(*searched, *rows),
         vacuous=tuple(name for name, spread in spreads.items() if spread <= rounding * max(1.0, sizes[name])),
         device=str(probe.device),
-        diagnoses=(*far.values(), *only_coarse(rows, finest, far), *(diagnoses if failed else ())),
+        diagnoses=(*only_coarse(rows, finest, away), *(diagnoses if failed else ())),
     )
 
 

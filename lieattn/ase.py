@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -35,20 +35,6 @@ _ENERGIES = {"eV": 1.0, "meV": 1e-3, "kcal/mol": units.kcal / units.mol, "kJ/mol
 _LENGTHS = {"Å": 1.0, "nm": 10.0, "Bohr": units.Bohr}
 _DIPOLES = {"e Å": 1.0, "D": units.Debye, "e Bohr": units.Bohr}
 _OUTPUTS = {"dipole": ("dipole",), "charges": ("charges", "charge")}  # names of outputs for properties of ASE
-
-
-class _Units(NamedTuple):
-    """Name of the energy, its scale and shift, and whether the shift is for each atom; those of other outputs.
-
-    Last the table of references of atoms, if the energy has one.
-    """
-
-    name: str
-    scale: Tensor
-    shift: Tensor
-    extensive: bool
-    others: dict[str, tuple[Tensor, Tensor]]
-    references: Tensor | None
 
 
 class Calculator(AseCalculator):
@@ -238,9 +224,9 @@ class Calculator(AseCalculator):
 
 
 class _Member:
-    """A copy of one network, with the transforms of its inputs and the units of its energies, outermost first."""
+    """A copy of one network, with the transforms of its inputs and the units of its outputs, outermost first."""
 
-    def __init__(self, network: Any, steps: Sequence[_Units | Preprocessed], jumps: Jumps, compiled: bool) -> None:
+    def __init__(self, network: Any, steps: Sequence[Rescaled | Preprocessed], jumps: Jumps, compiled: bool) -> None:
         self.steps = copy.deepcopy(list(steps))
         network = copy.deepcopy(network)
         if isinstance(network, nn.Module):
@@ -257,19 +243,18 @@ class _Member:
         # Networks in half precision compute distances in float32.
         dtype = torch.promote_types(next(self.model.parameters(), torch.zeros(())).dtype, torch.float32)
         data = rounded = copy.copy(given).apply(lambda value: value.to(dtype) if value.is_floating_point() else value)
-        counted = list[tuple[_Units, Tensor, Data]]()
+        units = list[tuple[Rescaled, str, Data]]()
         clouds = 1 if data.batch is None else len(data.ptr) - 1
         for step in (*first, *self.steps):
-            if isinstance(step, _Units):
-                batch = data.z.new_zeros(data.num_nodes) if data.batch is None else data.batch
-                counted.append((step, torch.bincount(batch, minlength=clouds), data))
+            if isinstance(step, Rescaled):
+                units.append((step, _energy_of(step), data))
             else:
                 data = step(data)
         if data.pos is rounded.pos:  # transforms may depend on places, which the network need not know
             data = copy.copy(data)
             data.pos = self.model.rounded_positions(given, dtype)
         found = _compiled(self.model, data) if self.compiled else self.model.model(data)
-        other = next((units.name for units, *_ in counted if units.name != "energy"), None)
+        other = next((name for _, name, _ in units if name != "energy"), None)
         if isinstance(found, Mapping) and other is not None:
             raise ValueError(f"model: expected the scale of the output 'energy', got that of {other!r} alone")
         others = dict[str, Tensor]()
@@ -280,15 +265,10 @@ class _Member:
             got = tuple(found.shape) if isinstance(found, Tensor) else kind(found)
             raise ValueError(f"model: expected one energy per cloud, [{clouds}] or [{clouds}, 1], got {got}")
         energy = found.double().reshape(clouds)
-        for units, counts, seen in reversed(counted):
-            shift = units.shift.to(energy) * (counts if units.extensive else 1)
-            if units.references is not None:
-                shift = shift + Rescaled.sum_over_atoms(units.references, seen, clouds).to(energy)
-            energy = shift + units.scale.to(energy) * energy
+        for step, name, seen in reversed(units):
+            energy = step.in_units(name, energy, seen).reshape(clouds)
             others = {
-                name: shift.to(energy) + scale.to(energy) * others[name].double()
-                for name, (scale, shift) in units.others.items()
-                if name in others
+                other: step.in_units(other, x.double(), seen) for other, x in others.items() if other in step.names
             }
         return energy, others
 
@@ -314,7 +294,7 @@ def _compiled(model: EnergyForces, data: Data) -> Any:
     return {**outputs, "energy": energy} if isinstance(found, Mapping) else energy
 
 
-def _networks(model: Any) -> list[tuple[Any, list[_Units | Preprocessed]]]:
+def _networks(model: Any) -> list[tuple[Any, list[Rescaled | Preprocessed]]]:
     """The networks that give the energies (several for an ensemble), and what is between them and their results."""
     whole = uncompiled(model)
     if isinstance(whole, Ensemble):
@@ -326,9 +306,11 @@ def _networks(model: Any) -> list[tuple[Any, list[_Units | Preprocessed]]]:
         return _networks(whole.model)
     if not isinstance(whole, Captured | Preprocessed | Rescaled):
         return [(model, [])]
-    steps: list[_Units | Preprocessed] = []
+    steps: list[Rescaled | Preprocessed] = []
     if isinstance(whole, Rescaled):
-        steps = [_units_of_energy(whole)]
+        _energy_of(whole)
+        steps = [units := copy.copy(whole)]
+        units._modules = {}  # the network is copied by itself
     if isinstance(whole, Preprocessed):
         steps = [_transforming(whole.transform)]
     return [(network, [*steps, *inner]) for network, inner in _networks(whole.network)]
@@ -362,8 +344,8 @@ def _array(tensor: Tensor) -> Any:
     return tensor.double().cpu().numpy()
 
 
-def _units_of_energy(model: Rescaled) -> _Units:
-    """The units of the energies; ValueError if their derivatives were trained with another scale."""
+def _energy_of(model: Rescaled) -> str:
+    """The name of the energies; ValueError if their derivatives were trained with another scale."""
     name = "energy" if "energy" in model.names else model.names[0]
     if name in ("force", "stress", "virial") or (len(model.names) > 1 and name != "energy"):
         raise ValueError(f"model: expected one with energies as outputs, got outputs {sorted(model.names)}")
@@ -375,5 +357,4 @@ def _units_of_energy(model: Rescaled) -> _Units:
             what = f"its outputs {derived!r} are not in the units of the derivatives of its energies"
             pair = {derived: "force"} if derived != "force" and "force" in model.names else {name: derived}
             raise ValueError(f"model: {what}; train with scale_of={pair}")
-    others = {other: model.units(other) for names in _OUTPUTS.values() for other in names if other in model.names}
-    return _Units(name, scale.reshape(()), shift.reshape(()), name in model.extensive, others, model.references(name))
+    return name

@@ -165,13 +165,13 @@ class Rescaled(WideStatistics, Wrapper):
         if isinstance(found, Tensor):
             if len(self.names) > 1:
                 raise ValueError(f"network: expected a mapping with {sorted(self.names)} as output, got a tensor")
-            return self._rescaled(self.names[0], found, data)
+            return self.in_units(self.names[0], found, data)
         outputs = found._asdict() if hasattr(found, "_asdict") else found
         if not isinstance(outputs, Mapping):
             raise TypeError(f"network: expected a tensor, a mapping or a named tuple as output, got {kind(found)}")
         if missing := set(self.names) - set(outputs):
             raise ValueError(f"network: has outputs {sorted(outputs)}, but {sorted(missing)} are missing")
-        rescaled = {name: self._rescaled(name, outputs[name], data) for name in self.names}
+        rescaled = {name: self.in_units(name, outputs[name], data) for name in self.names}
         return type(found)(**rescaled) if hasattr(found, "_asdict") and rescaled.keys() == outputs.keys() else rescaled
 
     def shift_of(self, name: str, output: Tensor, data: Any) -> Tensor:
@@ -190,7 +190,8 @@ class Rescaled(WideStatistics, Wrapper):
             return shift
         return shift + self.sum_over_atoms(table, data, len(output)).to(output.device).view(-1, *axes)
 
-    def _rescaled(self, name: str, output: Tensor, data: Any) -> Tensor:
+    def in_units(self, name: str, output: Tensor, data: Any) -> Tensor:
+        """Return an output of the network in the units of the data, at least in float32."""
         # Half precision would round energies that are far from 0.
         output = output.to(torch.promote_types(output.dtype, torch.float32))
         return self.shift_of(name, output, data) + self.units(name)[0].to(output) * output

@@ -111,7 +111,7 @@ def _checked(group: FiniteGroup, given: Any) -> Tensor:
     expected = f"integers [order={group.order}, channels], a permutation for each element of {group.name}"
     table = permutation_table("permutations", given, expected)
     if len(table) != group.order:
-        raise ValueError(f"permutations: expected {expected}, got {tuple(table.shape)}")
+        raise ValueError(f"permutations: expected {expected}, got shape {tuple(table.shape)}")
     composed = table[:, table]  # [g, h, i] is p_g(p_h(i))
     broken = (composed != table[group.cayley]).any(dim=-1)
     if broken.any():

@@ -25,7 +25,6 @@ from lieattn.groups import (
     SemidirectProduct,
     Sim,
     Translations,
-    affine,
     cyclic,
     cyclic_about,
     dihedral,
@@ -36,7 +35,6 @@ from lieattn.spaces import Euclidean
 from tests.cases import GROUPS, refuses
 from tests.lie_cases import (
     LIE_GROUPS,
-    OWN,
     OWN_NAMES,
     algebra_cases,
     elements,
@@ -779,48 +777,6 @@ def test_a_group_says_which_of_its_own_methods_returns_something_else():
         group.design(1)
 
 
-AboutVertical = OWN["AboutVertical"]
-WRONG = {  # methods that return something else, and what is found
-    "log": (lambda self, g: AboutVertical().log(g)[..., 0], r"coordinates \(5, 1\), got \(5,\)"),
-    "hat": (lambda self, a: SO(2).hat(a), r"matrices \(5, 3, 3\), got \(5, 2, 2\)"),
-    "vee": (lambda self, matrix: matrix[..., 1, 0], r"coordinates \(5, 1\), got \(5,\)"),
-    "exp": (lambda self, a: torch.eye(3), r"matrices \(5, 3, 3\), got \(3, 3\)"),
-    "inverse": (lambda self, g: g.mT.float(), "elements in torch.float64 on cpu as its argument, got torch.float32"),
-    "product": (lambda self, g, h: None, "a tensor, got NoneType"),
-    "coordinates": (lambda self, g: g[..., 0, :], r"coordinates \(5, 9\), got \(5, 3\)"),
-    "distance": (lambda self, g, h: self.log(h), r"distances \(5,\), got \(5, 1\)"),
-    "exp_integral": (lambda self, a: a, r"matrices \(5, 3, 3\), got \(5, 1\)"),
-    "draw": (lambda self, shape, generator: torch.ones(*shape, 3, 3, dtype=torch.int64), "floating elements, got a"),
-    "faults": (lambda self, g: {"it is tipped": (g < 0).any(-1)}, r"a boolean tensor \(5,\) for 'it is tipped', got"),
-    "finite_subgroup": (lambda self, count: cyclic_about(count + 1), "4 elements, got FiniteGroup"),
-}
-
-
-@pytest.mark.parametrize("method", WRONG)
-def test_what_a_method_of_a_group_returns_is_checked_where_it_is_used(method):
-    wrong, found = WRONG[method]
-    g, h = AboutVertical().sample(2, 5, dtype=torch.float64)
-    a = torch.ones(5, 4, dtype=torch.float64)
-    calls = {
-        "log": (lambda group, whole: group.distance(g, h), lambda group, whole: whole.log(affine(g, a[:, :3]))),
-        "hat": (lambda group, whole: group.exp(a[:, :1]), lambda group, whole: whole.hat(a)),
-        "vee": (lambda group, whole: whole.vee(affine(g, a[:, :3])),),
-        "exp": (lambda group, whole: whole.exp(a),),
-        "inverse": (lambda group, whole: group.relative(g, h), lambda group, whole: whole.inverse(affine(g, a[:, :3]))),
-        "product": (lambda group, whole: group.relative(g, h),),
-        "coordinates": (lambda group, whole: whole.coordinates(affine(g, a[:, :3])),),
-        "distance": (lambda group, whole: whole.distance(affine(g, a[:, :3]), affine(h, a[:, :3])),),
-        "exp_integral": (lambda group, whole: whole.exp(a), lambda group, whole: whole.log(affine(g, a[:, :3]))),
-        "draw": (lambda group, whole: group.sample(5), lambda group, whole: whole.sample(5)),
-        "faults": (lambda group, whole: group.check("g", g), lambda group, whole: whole.faults(affine(g, a[:, :3]))),
-        "finite_subgroup": (lambda group, whole: group.design(4),),
-    }
-    group = type("Own", (AboutVertical,), {method: wrong})()
-    for call in calls[method]:
-        with pytest.raises((TypeError, ValueError), match=rf"{method} of SO\(2\)_z: expected {found}"):
-            call(group, SemidirectProduct(group))
-
-
 class OneParameter(LieGroup):
     """The maps exp(t X) of the plane for a matrix X."""
 
@@ -846,18 +802,6 @@ def test_groups_of_your_own_with_other_attributes_are_different(kind):
     lift(pos, frames, Radius(1.0), Euclidean(SemidirectProduct(turns)))
     with pytest.raises(ValueError, match="does not preserve distances"):
         lift(pos, frames, Radius(1.0), Euclidean(SemidirectProduct(stretches)))
-
-
-def test_methods_of_your_own_group_compute_in_the_dtype_of_elements_under_autocast():
-    class Product(AboutVertical):
-        def product(self, g, h):
-            return torch.einsum("...ij,...jk->...ik", g, h)
-
-    group = Product()
-    g, h = group.sample(2, 5, dtype=torch.float32)
-    exact = group.relative(g, h)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(group.relative(g, h), exact)
 
 
 def test_page_on_your_own_group_shows_what_happens():

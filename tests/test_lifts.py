@@ -431,8 +431,7 @@ def test_determined_axes_have_first_derivatives_where_others_are_not_determined(
 def test_points_next_to_the_axes_found_determine_no_other_axis(aside, column):
     of_row, noise = torch.zeros(1, dtype=torch.int64), torch.full((1,), 1e-16, dtype=F64)
     near, others = (
-        Candidates(torch.tensor([vector], dtype=F64), of_row, noise)
-        for vector in ([1.0, aside, 0.0], [0.0, 0.0, 1.0])
+        Candidates(torch.tensor([vector], dtype=F64), of_row, noise) for vector in ([1.0, aside, 0.0], [0.0, 0.0, 1.0])
     )
     axes, isolated = torch.eye(3, dtype=F64)[None], torch.tensor([[True, False, False]])
     found = completed_axes(axes, isolated, of_row, [near, others]).axes

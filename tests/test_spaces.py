@@ -400,8 +400,6 @@ def test_a_finite_group_is_short_for_its_semidirect_product_with_the_translation
         ("section", lambda self, x: torch.eye(2, dtype=x.dtype), r"elements of squeeze \(6, 2, 2\), got \(2, 2\)"),
         ("section", lambda self, x: None, "a tensor, got NoneType"),
         ("invariants", lambda self, x: x, r"invariants \(6, 1\), got \(6, 2\)"),
-        ("faults", lambda self, x: {"it is negative": x <= 0}, r"a boolean tensor \(6,\) for 'it is negative'"),
-        ("faults", lambda self, x: None, "a dict, got NoneType"),
     ],
 )
 def test_what_a_method_of_a_space_returns_is_checked_where_it_is_used(method, wrong, found):

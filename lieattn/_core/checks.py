@@ -253,6 +253,16 @@ def check_is(argument: str, value: object, allowed: type) -> None:
         raise TypeError(f"{argument}: expected a {words}, got {kind(value)}")
 
 
+def check_returned(method: str, found: Tensor, what: str, shape: Sequence[int], like: Tensor) -> None:
+    """Raise an error that names a method unless it returned a tensor of this shape, in the dtype of its argument."""
+    check_is(method, found, Tensor)
+    if found.shape != tuple(shape):
+        raise ValueError(f"{method}: expected {what} {tuple(shape)}, got {tuple(found.shape)}")
+    if found.dtype != like.dtype or found.device != like.device:
+        expected = f"{what} in {like.dtype} on {like.device} as its argument"
+        raise ValueError(f"{method}: expected {expected}, got {found.dtype} on {found.device}")
+
+
 def check_default_device() -> None:
     """Raise RuntimeError unless torch's default device is the CPU, on which tables of groups are computed."""
     if not torch.compiler.is_compiling() and (device := torch.get_default_device()).type != "cpu":

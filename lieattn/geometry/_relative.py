@@ -10,11 +10,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lieattn._core.checks import check_alike, check_choice, check_is, check_length, check_tensor
+from lieattn._core.checks import check_alike, check_choice, check_is, check_length, check_returned, check_tensor
 from lieattn._core.contexts import region, without_autocast
 from lieattn._core.functional import transformed
 from lieattn._core.numerics import lengths, sums
-from lieattn._core.returned import check_returned, returned
 from lieattn.geometry._movable import Movable
 from lieattn.geometry._neighbor_lists import Neighbors
 from lieattn.groups import FiniteGroup, Group, SemidirectProduct, affine
@@ -321,12 +320,12 @@ class RelativeElements(Movable):
     def _seen(self) -> Tensor:
         group, neighbors = self.space.group, self.neighbors
         if not group.is_affine and self.elements is not None:
-            inverse = _taken(returned(group, "inverse", self.elements), neighbors.target)
+            inverse = _taken(group.inverse(self.elements), neighbors.target)
             return (inverse @ self.pos.index_select(0, neighbors.source)[:, None, :, None])[..., 0]
         if self.elements is not None and not isinstance(self.space, Euclidean | PositionDirection):
             at_target = _taken(self.elements, neighbors.target)
             at_source = _taken(self.elements[:, :1], neighbors.source)
-            return group.translation(returned(group, "relative", at_target, at_source)) / self.length
+            return group.translation(group.relative(at_target, at_source)) / self.length
         displacements = neighbors.displacements(self.pos[:, : group.dim])
         if self.dilation is not None:
             displacements = displacements / self.dilation[neighbors.target, None]
@@ -354,7 +353,7 @@ class RelativeElements(Movable):
             return cast(FiniteGroup, self.group).matrices(self.pos)[self.pair_index][None]
         if not isinstance(self.space, Euclidean | PositionDirection):
             at_target, at_source = (_taken(self.elements, end) for end in (neighbors.target, neighbors.source))
-            return group.linear(returned(group, "relative", at_target[:, :, None], at_source[:, None]))
+            return group.linear(group.relative(at_target[:, :, None], at_source[:, None]))
         linear = group.linear(self.elements)
         at_target, at_source = _taken(_inverse(group, linear), neighbors.target), _taken(linear, neighbors.source)
         return torch.einsum("eaij,ebjk->eabik", at_target, at_source)
@@ -365,14 +364,14 @@ class RelativeElements(Movable):
         parts = [self.positions[:, :, None]] if group.is_affine else []
         if not group.only_translates:
             linear = self._linear_pairs()
-            method = "log" if self.chart == "log" else "coordinates"
-            if isinstance(group, SemidirectProduct) and method == "coordinates":
-                parts.append(returned(group.stabilizer, method, linear))
-            elif group.is_affine and method == "coordinates" and type(group).coordinates is Group.coordinates:
+            smooth = self.chart == "smooth"
+            if smooth and isinstance(group, SemidirectProduct):
+                parts.append(group.stabilizer.coordinates(linear))
+            elif smooth and group.is_affine and type(group).coordinates is Group.coordinates:
                 parts.append(linear.flatten(-2))
             else:
                 relative = affine(linear, parts[0].expand(*pairs, -1)) if parts else linear
-                parts = [returned(group, method, relative)]
+                parts = [group.coordinates(relative) if smooth else group.log(relative)]
         if self.levels_up is not None:
             parts.append(self.levels_up.to(self.pos.dtype)[:, None, None, None])
         if self.space.num_invariants:
@@ -462,7 +461,7 @@ def _taken(field: Tensor, points: Tensor) -> Tensor:
 def _inverse(group: Group, linear: Tensor) -> Tensor:
     """Return the inverses ``[*, dim, dim]`` of linear parts."""
     if isinstance(group, SemidirectProduct) and not isinstance(group.stabilizer, FiniteGroup):
-        return returned(group.stabilizer, "inverse", linear)
+        return group.stabilizer.inverse(linear)
     if group.only_translates:
         return linear
     return torch.linalg.inv(linear)

@@ -25,7 +25,6 @@ from lieattn._core.checks import (
 from lieattn._core.contexts import in_autocast, without_autocast
 from lieattn._core.functional import is_mapped
 from lieattn._core.numerics import lengths
-from lieattn._core.returned import checked_faults, returned
 from lieattn._core.values import equal_values
 
 
@@ -94,7 +93,7 @@ class Group:
 
     def relative(self, g: Float[Tensor, "*#batch n n"], h: Float[Tensor, "*#batch n n"]) -> Float[Tensor, "... n n"]:
         """Return g⁻¹ h ``[*, size, size]``, which is h seen from the frame g. It is the same for k g and k h."""
-        return returned(self, "product", returned(self, "inverse", g), h)
+        return self.product(self.inverse(g), h)
 
     # --- the action -----------------------------------------------------------------------------------------------
 
@@ -178,7 +177,7 @@ class Group:
 
     def exp(self, a: Float[Tensor, "*batch {self.algebra_dim}"]) -> Float[Tensor, "*batch n n"]:
         """Return the exponential ``[*, size, size]`` of coordinates ``[*, algebra_dim]``."""
-        return torch.linalg.matrix_exp(returned(self, "hat", a))
+        return torch.linalg.matrix_exp(self.hat(a))
 
     def log(self, g: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch {self.algebra_dim}"]:
         """Return the coordinates ``[*, algebra_dim]`` of least angle whose exponential is ``g``.
@@ -195,7 +194,7 @@ class Group:
         If V is this integral, the exponential of (a, u) in the product of the group and the translations is
         (exp a, V u).
         """
-        linear = self.linear(returned(self, "hat", a))
+        linear = self.linear(self.hat(a))
         top = torch.cat([linear, torch.eye(self.dim, dtype=a.dtype, device=a.device).expand_as(linear)], dim=-1)
         return torch.linalg.matrix_exp(torch.cat([top, torch.zeros_like(top)], dim=-2))[..., : self.dim, self.dim :]
 
@@ -203,7 +202,7 @@ class Group:
         self, a: Float[Tensor, "*batch {self.algebra_dim}"]
     ) -> Float[Tensor, "*batch {self.dim} {self.dim}"]:
         """Return the inverse ``[*, dim, dim]`` of :meth:`exp_integral`."""
-        return inverted(returned(self, "exp_integral", a))
+        return inverted(self.exp_integral(a))
 
     # --- coordinates and distances ----------------------------------------------------------------------------------
 
@@ -223,7 +222,7 @@ class Group:
         Its gradient is 0 where g⁻¹ h is exactly the identity. For the rotations, dilations and translations of this
         library, and their semidirect products, it is 0 at g = h.
         """
-        return lengths(returned(self, "log", self.relative(g, h)))
+        return lengths(self.log(self.relative(g, h)))
 
     # --- measure --------------------------------------------------------------------------------------------------
 
@@ -283,7 +282,7 @@ class Group:
         check_drawing(shape, generator, dtype, device)
         turn = drawn(self, shape, generator)
         design = self.design(count, dtype=torch.float64, device=turn.device)
-        return finish(returned(self, "product", turn[..., None, :, :], design), dtype, device)
+        return finish(self.product(turn[..., None, :, :], design), dtype, device)
 
     # --- checks ---------------------------------------------------------------------------------------------------
 
@@ -301,7 +300,7 @@ class Group:
             return
         infinite = ~torch.isfinite(g.detach()).flatten(-2).all(-1)
         check_none(argument, infinite, f"is not an element of {self.name}: it has an entry that is not finite")
-        for fault, where in checked_faults(self, g.detach(), 2).items():
+        for fault, where in self.faults(g.detach()).items():
             check_none(argument, where, f"is not an element of {self.name}: {fault}")
 
     def faults(self, g: Tensor) -> dict[str, Tensor]:

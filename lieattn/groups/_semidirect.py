@@ -10,7 +10,6 @@ from torch import Tensor
 
 from lieattn._core.checks import check_is, check_last
 from lieattn._core.numerics import lengths
-from lieattn._core.returned import checked_faults, returned
 from lieattn.groups._finite import FiniteGroup, check_group
 from lieattn.groups._group import (
     Group,
@@ -75,35 +74,35 @@ class SemidirectProduct(LieGroup):
         return affine(cast(Tensor, linear), translation)
 
     def product(self, g: Tensor, h: Tensor) -> Tensor:
-        linear = returned(self.stabilizer, "product", self.linear(g), self.linear(h))
+        linear = self.stabilizer.product(self.linear(g), self.linear(h))
         return homogeneous(linear, self._moved(g, self.translation(h)))
 
     def inverse(self, g: Tensor) -> Tensor:
-        linear = returned(self.stabilizer, "inverse", self.linear(g))
+        linear = self.stabilizer.inverse(self.linear(g))
         return homogeneous(linear, -matvec(linear, self.translation(g)))
 
     def relative(self, g: Tensor, h: Tensor) -> Tensor:
         """Return g⁻¹ h = (A⁻¹ B, A⁻¹ (s - t)). Subtracting first keeps it accurate far from the origin."""
-        inverse = returned(self.stabilizer, "inverse", self.linear(g))
+        inverse = self.stabilizer.inverse(self.linear(g))
         translation = matvec(inverse, self.translation(h) - self.translation(g))
-        return homogeneous(returned(self.stabilizer, "product", inverse, self.linear(h)), translation)
+        return homogeneous(self.stabilizer.product(inverse, self.linear(h)), translation)
 
     def hat(self, a: Tensor) -> Tensor:
         h, u = self._split(a)
-        top = torch.cat([returned(self.stabilizer, "hat", h), u[..., None]], dim=-1)
+        top = torch.cat([self.stabilizer.hat(h), u[..., None]], dim=-1)
         return torch.cat([top, torch.zeros_like(top[..., :1, :])], dim=-2)
 
     def vee(self, matrix: Tensor) -> Tensor:
-        return torch.cat([returned(self.stabilizer, "vee", self.linear(matrix)), self.translation(matrix)], dim=-1)
+        return torch.cat([self.stabilizer.vee(self.linear(matrix)), self.translation(matrix)], dim=-1)
 
     def exp(self, a: Tensor) -> Tensor:
         h, u = self._split(a)
-        linear = returned(self.stabilizer, "exp", h)
-        return homogeneous(linear, matvec(returned(self.stabilizer, "exp_integral", h), u))
+        linear = self.stabilizer.exp(h)
+        return homogeneous(linear, matvec(self.stabilizer.exp_integral(h), u))
 
     def log(self, g: Tensor) -> Tensor:
-        h = returned(self.stabilizer, "log", self.linear(g))
-        u = matvec(returned(self.stabilizer, "inverse_exp_integral", h), self.translation(g))
+        h = self.stabilizer.log(self.linear(g))
+        u = matvec(self.stabilizer.inverse_exp_integral(h), self.translation(g))
         return torch.cat([h, u], dim=-1)
 
     @property
@@ -111,7 +110,7 @@ class SemidirectProduct(LieGroup):
         return self.stabilizer.num_coordinates + self.dim
 
     def coordinates(self, g: Tensor) -> Tensor:
-        return torch.cat([returned(self.stabilizer, "coordinates", self.linear(g)), self.translation(g)], dim=-1)
+        return torch.cat([self.stabilizer.coordinates(self.linear(g)), self.translation(g)], dim=-1)
 
     def distance(self, g: Tensor, h: Tensor, *, alpha: float = 0.2) -> Tensor:
         """Return ``alpha`` times the distance in H plus ``1 - alpha`` times the distance of the points, ``[*]``.
@@ -121,7 +120,7 @@ class SemidirectProduct(LieGroup):
         orthogonal.
         """
         relative = self.relative(g, h)
-        turned = returned(self.stabilizer, "distance", self.linear(g), self.linear(h))
+        turned = self.stabilizer.distance(self.linear(g), self.linear(h))
         scale = (volume(self.linear(relative)) ** (-0.5 / self.dim)).to(relative.dtype)
         return alpha * turned + (1 - alpha) * scale * lengths(self.translation(relative))
 
@@ -130,7 +129,7 @@ class SemidirectProduct(LieGroup):
         return homogeneous(drawn(self.stabilizer, shape, generator), draw_normal((*shape, self.dim), generator))
 
     def faults(self, g: Tensor) -> dict[str, Tensor]:
-        own = checked_faults(self.stabilizer, self.linear(g), 2)
+        own = self.stabilizer.faults(self.linear(g))
         return super().faults(g) | {f"in its linear part, {fault}": where for fault, where in own.items()}
 
     def _split(self, a: Tensor) -> tuple[Tensor, Tensor]:

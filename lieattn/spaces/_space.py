@@ -10,8 +10,14 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from lieattn._core.checks import check_broadcast, check_count, check_none, check_tensor, may_read_values
-from lieattn._core.returned import check_returned, checked_faults, returned
+from lieattn._core.checks import (
+    check_broadcast,
+    check_count,
+    check_none,
+    check_returned,
+    check_tensor,
+    may_read_values,
+)
 from lieattn._core.values import equal_values
 from lieattn.groups import (
     SE,
@@ -134,7 +140,7 @@ class HomogeneousSpace:
             raise ValueError(f"h: expected [fiber, k, k] or [*, fiber, k, k], got {tuple(h.shape)}")
         check_broadcast("x", x.shape[:-1], "h", h.shape[:-3])
         h = h.to(dtype=x.dtype, device=x.device)
-        return returned(self.group, "product", section, self._element("embed", self.embed(h), h, h.shape[:-2]))
+        return self.group.product(section, self._element("embed", self.embed(h), h, h.shape[:-2]))
 
     def _element(self, method: str, found: Tensor, like: Tensor, leading: Sequence[int]) -> Tensor:
         """Return what a method found, or raise an error unless it has the shape of elements of G."""
@@ -157,7 +163,7 @@ class HomogeneousSpace:
                 found += f": points with {x.shape[-1]} coordinates need a group such as {examples}"
             raise ValueError(f"{argument}: expected points [*, {self.dim}] of {self.name}, {found}")
         infinite = ~torch.isfinite(x.detach()).all(-1)
-        for fault, where in {"it is not finite": infinite, **checked_faults(self, x.detach(), 1)}.items():
+        for fault, where in {"it is not finite": infinite, **self.faults(x.detach())}.items():
             check_none(argument, where, f"is not a point of {self.name}: {fault}")
 
     def check_tangent(self, argument: str, x: Tensor, vectors: Tensor) -> None:

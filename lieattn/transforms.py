@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
@@ -33,7 +32,7 @@ from lieattn._core.checks import (
     may_read_values,
     shown,
 )
-from lieattn._core.values import attributes_of_points, entries, select_points
+from lieattn._core.values import attributes_of_points, select_points
 from lieattn.geometry import Nearest, Neighbors, Radius, farthest_points, find_neighbors, point_clouds
 
 __all__ = [
@@ -327,7 +326,8 @@ class FarthestPoints(BaseTransform):
     """Transform that keeps a fraction ``ratio`` of the points of each cloud, chosen by :func:`fps`.
 
     Points are kept in the order in which they are chosen, with all attributes of points; the ``grid`` of images is
-    removed. ValueError is raised for data with edges or faces, which could lose their points.
+    removed. Batches are made again of their clouds. ValueError is raised for data with edges or faces, which could lose
+    their points.
     """
 
     def __init__(self, ratio: float = 0.5, *, start: Literal["outermost", "first"] = "outermost") -> None:
@@ -339,18 +339,13 @@ class FarthestPoints(BaseTransform):
         """Select the points of the data and return it. Calling the transform changes a copy."""
         if data.get("edge_index") is not None or data.get("face") is not None:
             raise ValueError("data: expected points without edges or faces; select points before making edges")
+        if isinstance(data, Batch) and hasattr(data, "_slice_dict"):
+            return Batch.from_data_list([self.forward(cloud) for cloud in data.to_data_list()])
         chosen = fps(data.pos, data.get("batch"), self.ratio, start=self.start)
-        names = attributes_of_points(data)
-        if isinstance(data, Batch):
-            names = [name for name in names if not _is_list_of_clouds(data, name)]
-            _select_in_clouds(data, chosen)
-        select_points(data, chosen, names)
+        select_points(data, chosen, attributes_of_points(data))
         if data.get("ptr") is not None:
             counts = torch.bincount(data.batch, minlength=len(data.ptr) - 1)
             data.ptr = torch.cat([data.ptr.new_zeros(1), counts.cumsum(0)])
-            _note_parts(data, counts, [name for name in names if name in getattr(data, "_slice_dict", ())])
-            if hasattr(data._store, "_num_nodes"):
-                data._store._num_nodes = counts.tolist()
         if data.get("num_nodes") is not None and "num_nodes" in data:
             data.num_nodes = len(chosen)
         if "grid" in data:  # chosen pixels are no image
@@ -374,29 +369,6 @@ class Standardize(BaseTransform):
         """Scale the features and return the data. Calling the transform changes a copy."""
         data.x = (data.x - self.mean.to(data.x)) / self.std.to(data.x)
         return data
-
-
-def _is_list_of_clouds(batch: Batch, name: str) -> bool:
-    """Return whether an attribute of a batch is a list with the attributes of the clouds that the batch was made of."""
-    return name in getattr(batch, "_slice_dict", ()) and isinstance(batch[name], list)
-
-
-def _select_in_clouds(batch: Batch, chosen: Tensor) -> None:
-    """Select the points in lists, tuples and arrays with an entry for each point, of which batches have one per cloud.
-
-    ``chosen`` are the points of the batch, cloud by cloud.
-    """
-    names = [name for name in batch.keys() if _is_list_of_clouds(batch, name)]
-    if not names:
-        return
-    sizes = torch.bincount(batch.batch, minlength=batch.num_graphs)
-    cloud, starts = batch.batch[chosen], sizes.cumsum(0) - sizes
-    parts = (chosen - starts[cloud]).split(torch.bincount(cloud, minlength=batch.num_graphs).tolist())
-    for name in names:
-        batch[name] = [
-            entries(value, 0, part) if isinstance(value, list | tuple | np.ndarray) and len(value) == size else value
-            for value, part, size in zip(batch[name], parts, sizes.tolist(), strict=True)
-        ]
 
 
 def _check_points(argument: str, points: Tensor, batch: Tensor | None) -> None:

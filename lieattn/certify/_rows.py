@@ -251,18 +251,13 @@ def _is_tensor(kind: Kind) -> bool:
     return kind in ("tensor", "rotation") or (isinstance(kind, Representation) and not isinstance(kind, Vector))
 
 
-def _output(name: str) -> str:
-    return f"output {name!r}" if name else "an output"
-
-
 def _row(
     check: str, label: str, name: str, dtype: str, found: Tensor | None, expected: Tensor, allowed: float | None
 ) -> Row:
     if found is None or found.shape != expected.shape:
-        got = "none" if found is None else tuple(found.shape)
+        got, what = "none" if found is None else tuple(found.shape), f"output {name!r}" if name else "an output"
         raise ValueError(
-            f"network: expected {_output(name)} {tuple(expected.shape)}, as before the clouds were moved or separated, "
-            f"got {got}"
+            f"network: expected {what} {tuple(expected.shape)}, as before the clouds were moved or separated, got {got}"
         )
     difference = found - expected
     error, size = float(difference.abs().max()), float(expected.norm())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,23 +50,6 @@ _SCALES = (0.5, 3.0)
 _ELEMENTS = 4  # number of random elements of each Lie group
 
 
-_Errors = dict[tuple[str, str, int], float]  # by label of the candidate, output, and index of its kind
-
-
-class Found(NamedTuple):
-    """The result of a search.
-
-    It has the symmetry of the network, the kind of each output, the measured rows of the certificate, and whether
-    outputs depend on the order of the points, and on which periodic images of the points are given.
-    """
-
-    symmetry: Symmetry
-    kinds: dict[str, Kind]
-    rows: tuple[Row, ...]
-    sees_order: bool
-    sees_images: bool
-
-
 @dataclass(frozen=True)
 class _Candidate:
     """A subgroup to be tested. ``promotes`` is the group that it generates together with the translations."""
@@ -85,11 +67,13 @@ def search(
     outputs: Mapping[str, Kind] | None,
     tolerance: float,
     generator: torch.Generator,
-) -> Found:
+) -> tuple[Symmetry, dict[str, Kind], tuple[Row, ...], bool, bool]:
     """Test translations, SO(n), O(n), finite groups, and more, and return the largest group that passes.
 
     Permutations of the points, other periodic images of points, and scales are tested too. If the kinds of outputs are
     not given, each output has the kind with which most candidates pass. The axes of finite groups are coordinate axes.
+    The other results are the kind of each output, the measured rows of the certificate, and whether outputs depend on
+    the order of the points, and on which periodic images of the points are given.
     """
     dim = clouds[0].pos.shape[1] if inputs["pos"] == "position" else 0
     if dim not in (2, 3):
@@ -101,30 +85,25 @@ def search(
         name: possible_kinds(value, dim) if outputs is None else [outputs[name]] for name, value in reference.items()
     }
     candidates = _candidates(dim, clouds, probe.as_images, generator)
-    errors: _Errors = {}
-    for candidate in candidates:
-        errors.update(_errors(probe, clouds, candidate, inputs, possible, reference, tolerance))
+    errors = {
+        candidate.label: _errors(probe, clouds, candidate, inputs, possible, reference, tolerance)
+        for candidate in candidates
+    }
     chosen = {}
     for name, kinds in possible.items():
-        numbers = [
-            sum(errors[candidate.label, name, number] <= tolerance for candidate in candidates)
-            for number in range(len(kinds))
-        ]
-        chosen[name] = numbers.index(max(numbers))
+        passing = [sum(found[name, n] <= tolerance for found in errors.values()) for n in range(len(kinds))]
+        chosen[name] = passing.index(max(passing))
     rows: list[Row] = []
-    passes: dict[str, bool] = {}
-    for candidate in candidates:
+    for label, found in errors.items():
         for name, number in chosen.items():
-            error = errors[candidate.label, name, number]
-            size = max(1.0, float(reference[name].abs().max()))
-            passed = error <= tolerance
-            measured = error * size, error, tolerance * size, passed
-            rows.append(Row("searched", candidate.label, name, probe.precision, *measured))
-            passes[candidate.label] = passes.get(candidate.label, True) and passed
+            size, error = max(1.0, float(reference[name].abs().max())), found[name, number]
+            measured = error * size, error, tolerance * size, error <= tolerance
+            rows.append(Row("searched", label, name, probe.precision, *measured))
+    passes = {label: all(found[pair] <= tolerance for pair in chosen.items()) for label, found in errors.items()}
     symmetry = _largest(candidates, passes)
     kinds_of = {name: possible[name][number] for name, number in chosen.items()}
     sees_order, sees_images = (not passes.get(label, False) for label in ("permutations", "periodic images"))
-    return Found(symmetry, kinds_of, tuple(rows), sees_order, sees_images)
+    return symmetry, kinds_of, tuple(rows), sees_order, sees_images
 
 
 def _errors(
@@ -135,20 +114,20 @@ def _errors(
     possible: Mapping[str, Sequence[Kind]],
     reference: Mapping[str, Tensor],
     tolerance: float,
-) -> _Errors:
-    """Return the largest error of each output and kind under the moves of a candidate.
+) -> dict[tuple[str, int], float]:
+    """Return the largest error of each output, with each of its kinds, under the moves of a candidate.
 
     Moves are skipped after no kind passes any more. The errors returned then exceed the tolerance.
     """
     sizes = sizes_of(clouds)
-    errors = {(candidate.label, name, number): 0.0 for name, kinds in possible.items() for number in range(len(kinds))}
+    errors = {(name, number): 0.0 for name, kinds in possible.items() for number in range(len(kinds))}
     for move in candidate.moves:
         found: Mapping[str, Tensor] = {}
         with contextlib.suppress(*REFUSALS):
             found = probe(move.apply(clouds, inputs))
-        for (label, name, number), before in errors.items():
+        for (name, number), before in errors.items():
             error = _error(found.get(name), move, name, possible[name][number], reference[name], sizes)
-            errors[label, name, number] = max(before, error)
+            errors[name, number] = max(before, error)
         if min(errors.values()) > tolerance:
             break
     return errors
@@ -176,7 +155,7 @@ def _candidates(dim: int, clouds: list[Data], as_images: bool, generator: torch.
         found.append(_Candidate("translations", shifts, promotes=Translations(dim)))
         for group, promoted in ((O(dim), E(dim)), (SO(dim), SE(dim))):
             found.append(_Candidate(group.name, _moves(group, clouds, generator), group, promoted))
-    for finite in _FINITE[dim]():
+    for finite in _finite_groups(dim):
         moves: Sequence[Move | None] = _moves(finite, clouds, generator)
         if on_lattice:
             moves = [raster_motion("searched", move, clouds) for move in moves if move is not None]
@@ -200,17 +179,11 @@ def _moves(group: Group, clouds: list[Data], generator: torch.Generator) -> list
     return [replace(move, label="") for move in reversed(moves)]
 
 
-def _of_the_plane() -> list[FiniteGroup]:
-    return [*(make(n) for n in (8, 6, 4, 3, 2) for make in (dihedral, cyclic)), dihedral(1)]
-
-
-def _of_space() -> list[FiniteGroup]:
+def _finite_groups(dim: int) -> list[FiniteGroup]:
+    if dim == 2:
+        return [*(make(n) for n in (8, 6, 4, 3, 2) for make in (dihedral, cyclic)), dihedral(1)]
     platonic = (full_icosahedral, icosahedral, full_octahedral, octahedral, full_tetrahedral, pyritohedral, tetrahedral)
-    turns = [cyclic_about(n) for n in (8, 6, 4, 3, 2)]
-    return [*(make() for make in platonic), *turns, inversion()]
-
-
-_FINITE = {2: _of_the_plane, 3: _of_space}
+    return [*(make() for make in platonic), *(cyclic_about(n) for n in (8, 6, 4, 3, 2)), inversion()]
 
 
 def _error(found: Tensor | None, move: Move, name: str, kind: Kind, reference: Tensor, sizes: Tensor) -> float:

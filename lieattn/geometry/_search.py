@@ -57,7 +57,7 @@ def pairs_within(
     keys = [_self_keys(pos, include_self)]
     if n and _uses_tree(pos, method):
         p = 2.0 if norm == "euclidean" else np.inf
-        found = _tree(pos, cloud, 3 * radius).query_pairs(radius * _MARGIN, p=p, output_type="ndarray")
+        found = _tree_of(_apart(pos, cloud, 3 * radius)).query_pairs(radius * _MARGIN, p=p, output_type="ndarray")
         i, j = torch.from_numpy(found).unbind(1)
         keep = _is_within(pos, cloud, i, j, radius, norm)
         i, j = i[keep], j[keep]
@@ -217,13 +217,8 @@ def _choose(pos: Tensor, proposal: _Proposal, others: Tensor, k: int, ties: Ties
     return (points[row] * n + source)[rank < k], done
 
 
-def _tree(pos: Tensor, cloud: Tensor, gap: float) -> "cKDTree":
-    """Build one tree for all clouds, which lie ``gap`` apart along an extra coordinate."""
-    return _tree_of(_apart(pos, cloud, gap))
-
-
 def _apart(pos: Tensor, cloud: Tensor, gap: float) -> Tensor:
-    """Return points with an extra coordinate along which clouds lie ``gap`` apart, if there are several."""
+    """Return points with an extra coordinate along which clouds lie ``gap`` apart, if there are several of them."""
     return torch.cat([pos, cloud[:, None].to(pos.dtype) * (gap or 1.0)], dim=1) if cloud.any() else pos
 
 
@@ -237,7 +232,7 @@ def _tree_of(pos: Tensor) -> "cKDTree":
 def _tree_proposer(pos: Tensor, cloud: Tensor, k: int) -> Callable[[Tensor, int], Iterator[_Proposal]]:
     n = len(pos)
     diameter = float((pos.amax(0) - pos.amin(0)).norm())
-    tree = _tree(pos, cloud, 2 * diameter)
+    tree = _tree_of(_apart(pos, cloud, 2 * diameter))
 
     def propose(points: Tensor, effort: int) -> Iterator[_Proposal]:
         # The point itself, k others, and some more to find the end of the ties with the k-th.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from numbers import Real
 from typing import Any, Literal
 
@@ -112,12 +113,13 @@ class Calculator(AseCalculator):
         check_arguments(Calculator.__init__, locals())
         super().__init__()
         with torch.inference_mode(False):  # otherwise the copies could not be differentiated
-            self._members = [_Member(network, steps, jumps, compile) for network, steps in _networks(model)]
+            first = [] if transform is None else [Preprocessed(nn.Identity(), transform)]
+            self._members = [_Member(network, first + steps, jumps, compile) for network, steps in _networks(model)]
         self.model = self._members[0].model
         self.cloud_inputs = tuple(dict.fromkeys(name for one in self._members for name in one.model.cloud_inputs))
         if len(self._members) > 1:
             self.implemented_properties = [*type(self).implemented_properties, "energy_std", "forces_std"]
-        self.transform, self._energy, self._length = transform, _ENERGIES[energy_unit], _LENGTHS[length_unit]
+        self._energy, self._length = _ENERGIES[energy_unit], _LENGTHS[length_unit]
         self._factors = {"dipole": _DIPOLES[dipole_unit], "charges": 1.0}
 
     def __repr__(self) -> str:
@@ -146,7 +148,7 @@ class Calculator(AseCalculator):
         for name in {"pos", "cell"} & set(data.keys()):
             scaled[name] = data[name].double() / self._length
         for one in self._members:
-            found, others = differentiated(self._outputs_of(one), scaled, stress=stress)
+            found, others = differentiated(partial(one.outputs, unit=self._energy), scaled, stress=stress)
             found = found._replace(force=found.force.double() / self._length)
             if isinstance(found, EnergyForceStress):
                 found = found._replace(stress=found.stress.double() / self._length**3)
@@ -212,16 +214,6 @@ class Calculator(AseCalculator):
         known = type(self).implemented_properties
         return Properties({name: value for name, value in self.results.items() if name in known})
 
-    def _outputs_of(self, member: _Member) -> Callable[[Data], tuple[Tensor, dict[str, Tensor]]]:
-        """The function of the data that returns energies in eV, ``[clouds]`` in float64, and the other outputs."""
-        steps = [] if self.transform is None else [_transforming(self.transform)]
-
-        def outputs(data: Data) -> tuple[Tensor, dict[str, Tensor]]:
-            energy, others = member.outputs(data, steps)
-            return self._energy * energy, others
-
-        return outputs
-
 
 class _Member:
     """A copy of one network, with the transforms of its inputs and the units of its outputs, outermost first."""
@@ -235,8 +227,8 @@ class _Member:
         if compiled:
             self.model.compile()
 
-    def outputs(self, given: Data, first: Sequence[Preprocessed]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The energies ``[clouds]``, and other outputs, after ``first`` transforms of ``given`` data in float64.
+    def outputs(self, given: Data, unit: float) -> tuple[Tensor, dict[str, Tensor]]:
+        """The energies ``[clouds]``, times a unit, and the other outputs of ``given`` data in float64.
 
         Transforms and the network compute in the precision of the weights, everything after them in float64.
         """
@@ -245,7 +237,7 @@ class _Member:
         data = rounded = copy.copy(given).apply(lambda value: value.to(dtype) if value.is_floating_point() else value)
         units = list[tuple[Rescaled, str, Data]]()
         clouds = 1 if data.batch is None else len(data.ptr) - 1
-        for step in (*first, *self.steps):
+        for step in self.steps:
             if isinstance(step, Rescaled):
                 units.append((step, _energy_of(step), data))
             else:
@@ -270,7 +262,7 @@ class _Member:
             others = {
                 other: step.in_units(other, x.double(), seen) for other, x in others.items() if other in step.names
             }
-        return energy, others
+        return unit * energy, others
 
 
 def _compiled(model: EnergyForces, data: Data) -> Any:
@@ -312,13 +304,8 @@ def _networks(model: Any) -> list[tuple[Any, list[Rescaled | Preprocessed]]]:
         steps = [units := copy.copy(whole)]
         units._modules = {}  # the network is copied by itself
     if isinstance(whole, Preprocessed):
-        steps = [_transforming(whole.transform)]
+        steps = [Preprocessed(nn.Identity(), whole.transform)]
     return [(network, [*steps, *inner]) for network, inner in _networks(whole.network)]
-
-
-def _transforming(transform: Callable[[Any], Any]) -> Preprocessed:
-    """The transform as a module, which returns the transformed data."""
-    return Preprocessed(nn.Identity(), transform)
 
 
 def _property(name: str, outputs: Mapping[str, Any], atoms: int) -> Tensor | None:

@@ -217,8 +217,6 @@ def radius(
     """
     check_arguments(radius, locals())
     check_length("r", r)
-    _check_points("x", x, batch_x)
-    _check_points("y", y, batch_y)
     if (batch_x is None) != (batch_y is None):
         raise ValueError("batch_x, batch_y: expected both or neither")
     if x.shape[1:] != y.shape[1:] or x.device != y.device:
@@ -369,18 +367,6 @@ class Standardize(BaseTransform):
         """Scale the features and return the data. Calling the transform changes a copy."""
         data.x = (data.x - self.mean.to(data.x)) / self.std.to(data.x)
         return data
-
-
-def _check_points(argument: str, points: Tensor, batch: Tensor | None) -> None:
-    """Raise an error unless a value is points ``[points, dim]``, and ``batch`` is None or their clouds ``[points]``."""
-    check_tensor(argument, points, "a floating tensor [points, dim]")
-    if points.ndim != 2:
-        raise ValueError(f"{argument}: expected [points, dim], got {tuple(points.shape)}")
-    if batch is not None:
-        check_tensor(f"batch_{argument}", batch, "an int64 tensor", torch.int64)
-        if batch.shape != points.shape[:1] or batch.device != points.device:
-            expected = f"expected [points={len(points)}] on {points.device} like {argument}"
-            raise ValueError(f"batch_{argument}: {expected}, got {tuple(batch.shape)} on {batch.device}")
 
 
 def _check_ratio(ratio: float) -> None:

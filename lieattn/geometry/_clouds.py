@@ -22,7 +22,7 @@ COORDINATE_LIMIT = 1e100
 _FLAT = 1e-8  # smallest volume of a cell, relative to the product of its edge lengths
 
 
-def as_coordinates(pos: Float[Tensor, "points dim"]) -> Float[Tensor, "points dim"]:
+def as_coordinates(pos: Float[Tensor, "points dim"], argument: str = "pos") -> Float[Tensor, "points dim"]:
     """Convert coordinates ``[points, dim]`` of any floating dtype to float64, without gradient, on the same device.
 
     TypeError or ValueError is raised if ``pos`` has another dtype or shape, or a coordinate is NaN, infinite or beyond
@@ -31,26 +31,30 @@ def as_coordinates(pos: Float[Tensor, "points dim"]) -> Float[Tensor, "points di
     """
     if torch.jit.is_tracing():  # type: ignore[attr-defined]
         advice = "compute it outside, geometry = network.geometry(data), and use torch.export"
-        raise RuntimeError(f"pos: torch.jit.trace would use the geometry of these points for all others; {advice}")
+        raise RuntimeError(
+            f"{argument}: torch.jit.trace would use the geometry of these points for all others; {advice}"
+        )
     if torch.compiler.is_exporting():
         advice = "compute it outside, geometry = network.geometry(data), and export network(data, geometry)"
         raise RuntimeError(
-            f"pos: torch.export cannot include the search for neighbors, which depends on values; {advice}"
+            f"{argument}: torch.export cannot include the search for neighbors, which depends on values; {advice}"
         )
-    check_tensor("pos", pos, "a floating tensor [points, dim]")
-    check_has_numbers("pos", pos)
+    check_tensor(argument, pos, "a floating tensor [points, dim]")
+    check_has_numbers(argument, pos)
     if pos.device.type == "mps":
         advice = "move points and network to the CPU"
-        raise NotImplementedError(f"pos: geometry is computed in float64, which device {pos.device} lacks; {advice}")
+        raise NotImplementedError(
+            f"{argument}: geometry is computed in float64, which device {pos.device} lacks; {advice}"
+        )
     check_not_batched(pos)
     if pos.dim() != 2 or pos.shape[1] == 0:
-        raise ValueError(f"pos: expected shape [points, dim] with dim >= 1, got {tuple(pos.shape)}")
+        raise ValueError(f"{argument}: expected shape [points, dim] with dim >= 1, got {tuple(pos.shape)}")
     pos = pos.detach().to(torch.float64)
     good = (pos.abs() <= COORDINATE_LIMIT).all(dim=1)  # false for NaN
     if not good.all():
         i = first_true(~good)
         limit = f"expected finite coordinates, at most {COORDINATE_LIMIT:g} in size"
-        raise ValueError(f"pos: {limit}, got {pos[i].tolist()} for point {i}")
+        raise ValueError(f"{argument}: {limit}, got {pos[i].tolist()} for point {i}")
     return pos
 
 

@@ -13,24 +13,27 @@ from lieattn.geometry._movable import Movable
 
 
 def cloud_index(
-    points: Tensor | int, batch: Int[Tensor, " points"] | None = None, ptr: Int[Tensor, " starts"] | None = None
+    points: Tensor | int,
+    batch: Int[Tensor, " points"] | None = None,
+    ptr: Int[Tensor, " starts"] | None = None,
+    name: str = "batch",
 ) -> tuple[Int[Tensor, " points"], int]:
     """Return the cloud of each point and the number of clouds.
 
     The ``points`` are a tensor ``[points, ...]`` or their number. ``batch`` is the cloud of each point, int64
     ``[points]``, in any order; clouds may be empty. ``ptr`` contains the first point of each cloud and, as last entry,
     the number of points, int64 ``[clouds + 1]``; unlike ``batch``, it can describe empty clouds at the end. If both are
-    given, they must describe the same clouds; if both are absent, all points are one cloud. TypeError or ValueError is
-    raised if they do not fit.
+    given, they must describe the same clouds; if both are absent, all points are one cloud. TypeError or ValueError,
+    which calls the batch ``name``, is raised if they do not fit.
     """
     number, device = (len(points), points.device) if isinstance(points, Tensor) else (points, None)
     if batch is not None:
-        check_indices("batch", batch, dim=1, device=device)
+        check_indices(name, batch, dim=1, device=device)
         if len(batch) != number:
-            raise ValueError(f"batch: expected one entry for each of {number} points, got {len(batch)}")
+            raise ValueError(f"{name}: expected one entry for each of {number} points, got {len(batch)}")
         if number and batch.min() < 0:
             i = first_true(batch < 0)
-            raise ValueError(f"batch: expected ids from 0, got batch[{i}] = {int(batch[i])}")
+            raise ValueError(f"{name}: expected ids from 0, got {name}[{i}] = {int(batch[i])}")
         device = batch.device
     if ptr is None:
         if batch is None:

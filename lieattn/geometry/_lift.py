@@ -240,9 +240,9 @@ def lift(
         return frames(clouds, neighborhood, space, float(length), weights)
     if vectors is not None:
         check_tensor("vectors", vectors, "a floating tensor [points, count, dim]")
-    if vectors is not None and (vectors.ndim != 3 or vectors.shape[::2] != (clouds.num_points, space.group.dim)):
-        expected = f"[points={clouds.num_points}, count, {space.group.dim}]"
-        raise ValueError(f"vectors: expected {expected}, got {tuple(vectors.shape)}")
+        if vectors.ndim != 3 or vectors.shape[::2] != (clouds.num_points, space.group.dim):
+            expected = f"[points={clouds.num_points}, count, {space.group.dim}]"
+            raise ValueError(f"vectors: expected {expected}, got {tuple(vectors.shape)}")
     neighbors = find_neighbors(replace(clouds, pos=clouds.pos[:, : space.group.dim]), neighborhood)
     # Geometry needs full precision, also under autocast.
     with without_autocast(clouds.device):
@@ -258,27 +258,20 @@ def natural_space(frames: Frames | ScaleFrames | None, dim: int | None = None) -
     If ``dim`` is absent, d is the dimension of the frames' matrices, or 3 if they have none. ValueError is raised if
     frames act on another dimension, or if R^d has no default group, since SE(d) and E(d) are defined for d = 2 and 3.
     """
-    if dim is not None:
-        check_count("dim", dim)
-    else:
-        dim = 3
-        if isinstance(frames, FiniteFrames | ScaleFrames):
-            dim = frames.group.dim
-        elif isinstance(frames, GivenFrames):
-            dim = frames.frames.shape[-1]
+    own, improper = 3, isinstance(frames, PrincipalFrames) and bool(frames.improper)
+    if isinstance(frames, FiniteFrames | ScaleFrames):
+        own, improper = frames.group.dim, not frames.group.is_proper
+    elif isinstance(frames, GivenFrames):
+        own, improper = frames.frames.shape[-1], bool((torch.linalg.det(frames.frames.detach().double()) < 0).any())
+    dim = own if dim is None else dim
+    check_count("dim", dim)
     if frames is None:
         return Euclidean(Translations(dim))
     if isinstance(frames, ScaleFrames) or (isinstance(frames, FiniteFrames) and frames.pose is None):
-        own = frames.group.dim
         if own != dim:
             expected = f"acts on {own} coordinates, so expected [points, {own}]"
             raise ValueError(f"points: {frames.group.name} {expected}, got [points, {dim}]")
         return Euclidean(SemidirectProduct(frames.group))
-    improper = isinstance(frames, PrincipalFrames) and bool(frames.improper)
-    if isinstance(frames, FiniteFrames):
-        improper = not frames.group.is_proper
-    if isinstance(frames, GivenFrames):
-        improper = bool((torch.linalg.det(frames.frames.detach().double()) < 0).any())
     if dim not in (2, 3):
         raise ValueError(f"space: must be given for {dim} dimensions, since SE(d) and E(d) are defined for 2 and 3")
     return Euclidean(E(dim) if improper else SE(dim))

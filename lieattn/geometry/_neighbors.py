@@ -182,8 +182,8 @@ class Radius(_Neighborhood):
         batch_y: Int[Tensor, " targets"] | None,
     ) -> Int[Tensor, "2 edges"]:
         """Return the pairs of points of ``y`` and of ``x``, int64 ``[2, edges]``; see :mod:`lieattn.transforms`."""
-        x, y = as_coordinates(x), as_coordinates(y)
-        clouds = torch.cat([cloud_index(x, batch_x)[0], cloud_index(y, batch_y)[0]])
+        x, y = as_coordinates(x, "x"), as_coordinates(y, "y")
+        clouds = torch.cat([cloud_index(x, batch_x, name="batch_x")[0], cloud_index(y, batch_y, name="batch_y")[0]])
         clouds = torch.unique(clouds, return_inverse=True)[1]  # the search has tables with a row for each cloud
         keys = pairs_between(x, y, clouds[: len(x)], clouds[len(x) :], float(self.radius))
         return torch.stack([keys // max(len(x), 1), keys % max(len(x), 1)])

@@ -233,7 +233,7 @@ def certify(
     rounded = set[torch.dtype]() if away else coarse  # dtypes whose rounding may explain errors
     for dtype, one in probes.items():
         rows += not_finite(one, clouds)
-        rows += move_rows(one, task, moves, exact, explain=dtype in rounded)
+        rows += move_rows(one, task, moves, dtype in rounded)
     if continuity and finest == torch.float64 and not on_lattice:
         rows += continuity_rows(probe, task, dim)
     spreads, sizes = spreads_of(probe, clouds, others)

@@ -46,7 +46,9 @@ class Task:
     """What is measured.
 
     ``inputs`` are the kinds of attributes of the clouds, and ``outputs`` those of the outputs, if they are given.
-    ``limits`` are the largest errors by dtype, relative to the largest output (or 1).
+    ``limits`` are the largest errors by dtype, relative to the largest output (or 1). If outputs may vanish on these
+    clouds, ``usual`` has their sizes on other clouds. ``tensors`` is whether outputs that are tensors or rotations are
+    promised to be equivariant.
     """
 
     clouds: list[Data]
@@ -55,6 +57,8 @@ class Task:
     promise: Symmetry
     limits: Mapping[torch.dtype, float]
     generator: torch.Generator
+    usual: Mapping[str, float] | None = None
+    tensors: bool = True
 
 
 def not_finite(probe: Probe, clouds: list[Data]) -> Iterator[Row]:
@@ -64,25 +68,15 @@ def not_finite(probe: Probe, clouds: list[Data]) -> Iterator[Row]:
             yield Row("finite", "", name, probe.precision, float(value.abs().max()), math.nan, None, False)
 
 
-def move_rows(
-    probe: Probe,
-    task: Task,
-    moves: Sequence[Move],
-    exact: bool,
-    usual: Mapping[str, float] | None = None,
-    tensors: bool = True,
-    explain: bool = False,
-) -> list[Row]:
+def move_rows(probe: Probe, task: Task, moves: Sequence[Move], explain: bool = False) -> list[Row]:
     """Return the errors in one precision for each move, and for each cloud without the rest of its batch.
 
-    If outputs may vanish on these clouds, ``usual`` has their sizes on other clouds. ``tensors`` is whether outputs
-    that are tensors or rotations are promised to be equivariant. With ``explain``, rows that would fail may have the
-    errors that rounding explains, in addition to the tolerance.
+    With ``explain``, rows that would fail may have the errors that rounding explains, in addition to the tolerance.
     """
-    rows = list(_move_rows(probe, task, moves, task.limits[probe.dtype], exact, usual, tensors))
+    rows = list(_move_rows(probe, task, moves, task.limits[probe.dtype]))
     if not explain or all(row.passed is not False for row in rows):
         return rows
-    more = _rounding(probe, task, [move for move in moves if move.promised], usual, tensors)
+    more = _rounding(probe, task, [move for move in moves if move.promised])
     for place, row in enumerate(rows):
         if row.allowed is not None:
             allowed = row.allowed + more.get(row.output, 0.0)
@@ -90,9 +84,7 @@ def move_rows(
     return rows
 
 
-def _rounding(
-    probe: Probe, task: Task, moves: Sequence[Move], usual: Mapping[str, float] | None, tensors: bool
-) -> dict[str, float]:
+def _rounding(probe: Probe, task: Task, moves: Sequence[Move]) -> dict[str, float]:
     """Return the error that rounding explains, for each output without a larger error in float64 than its tolerance.
 
     The network in float64 has an error too if the moved clouds are rounded to the dtype of the probe. The rounding of
@@ -101,7 +93,7 @@ def _rounding(
     ratio = torch.finfo(probe.dtype).eps / torch.finfo(torch.float64).eps
     try:
         exact, coarse = (
-            list(_move_rows(one, task, moves, TOLERANCE[torch.float64], True, usual, tensors))
+            list(_move_rows(one, task, moves, TOLERANCE[torch.float64]))
             for one in (probe.double, probe.double.rounded(probe.dtype))
         )
     except (*REFUSALS, TypeError):  # a function may be written for one dtype, and devices may lack float64
@@ -115,20 +107,14 @@ def _rounding(
     return found
 
 
-def _move_rows(
-    probe: Probe,
-    task: Task,
-    moves: Sequence[Move],
-    limit: float,
-    exact: bool,
-    usual: Mapping[str, float] | None,
-    tensors: bool,
-) -> Iterator[Row]:
+def _move_rows(probe: Probe, task: Task, moves: Sequence[Move], limit: float) -> Iterator[Row]:
     clouds = task.clouds
     sizes = sizes_of(clouds)
     reference = checked_outputs(probe(clouds), sizes)
     kinds, dtype = kinds_of_outputs(probe.network, task.outputs, reference), probe.precision
-    largest = {name: max(float(value.abs().max()), (usual or {}).get(name, 1.0)) for name, value in reference.items()}
+    largest = {
+        name: max(float(value.abs().max()), (task.usual or {}).get(name, 1.0)) for name, value in reference.items()
+    }
     allowed = {name: limit * max(1.0, size) for name, size in largest.items()}
     for move in moves:
         changed = move.apply(clouds, task.inputs)
@@ -143,9 +129,9 @@ def _move_rows(
         for name, value in reference.items():
             expected = move.expected(name, kinds[name], value, sizes)
             # A rotation that maps such a cloud to itself would have to keep its pose.
-            pose = usual is not None and kinds[name] == "rotation"
+            pose = task.usual is not None and kinds[name] == "rotation"
             promised = move.promised and name not in move.excepted
-            promised = promised and not pose and (tensors or not _is_tensor(kinds[name]))
+            promised = promised and not pose and (task.tensors or not _is_tensor(kinds[name]))
             yield _row(
                 move.check, move.label, name, dtype, found.get(name), expected, allowed[name] if promised else None
             )
@@ -153,6 +139,7 @@ def _move_rows(
         parts = [probe([cloud]) for cloud in clouds]
         for name, value in reference.items():
             found_alone = torch.cat([part[name] for part in parts])
+            exact = task.promise.group is not None
             yield _row("alone", "", name, dtype, found_alone, value, allowed[name] if exact else None)
 
 
@@ -182,8 +169,8 @@ def degenerate_rows(
         for dtype, probe in probes.items():
             with contextlib.suppress(*REFUSALS), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                given = shaped, True, sizes, not promise.moving_axes, dtype in explained
-                for row in move_rows(probe, replace(task, clouds=[cloud]), *given):
+                one = replace(task, clouds=[cloud], usual=sizes, tensors=not promise.moving_axes)
+                for row in move_rows(probe, one, shaped, dtype in explained):
                     # A network that promises no symmetry may be undefined if distances are 0. This is not a failure.
                     undefined = math.isnan(row.max_error) and not hasattr(probe.network, "symmetry")
                     yield replace(row, allowed=None, passed=None) if undefined else row

@@ -260,7 +260,9 @@ class _Member:
         for step, name, seen in reversed(units):
             energy = step.in_units(name, energy, seen).reshape(clouds)
             others = {
-                other: step.in_units(other, x.double(), seen) for other, x in others.items() if other in step.names
+                other: step.in_units(other, x.double(), seen)
+                for other, x in others.items()
+                if other in step.names and other != name
             }
         return unit * energy, others
 

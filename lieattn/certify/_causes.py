@@ -344,20 +344,16 @@ def _cause_of_batch(found: _Break) -> tuple[str, str]:
 
 def _pads(first: Sequence[Call], second: Sequence[Call], found: _Break, change: Change) -> bool:
     """Return whether the module that breaks the symmetry, or one that it calls, gets or returns padded clouds."""
-    if found.call is None:
+    largest, size = int(change.sizes.max()), int(change.sizes[change.alone or 0])
+    if found.call is None or largest == size:
         return False
     name = found.call.name
     return any(
-        _is_padded(*pair, change)
+        one.ndim >= 2 and one.shape[1:2] == (largest,) and other.shape[1:2] == (size,)
         for before, after in zip(first, second, strict=False)
         if before.name == after.name and (name in ("", before.name) or before.name.startswith(f"{name}."))
-        for pair in zip((*before.inputs, *before.outputs), (*after.inputs, *after.outputs), strict=False)
+        for one, other in zip((*before.inputs, *before.outputs), (*after.inputs, *after.outputs), strict=False)
     )
-
-
-def _is_padded(first: Tensor, second: Tensor, change: Change) -> bool:
-    largest, size = int(change.sizes.max()), int(change.sizes[change.alone or 0])
-    return first.ndim >= 2 and first.shape[1:2] == (largest,) and second.shape[1:2] == (size,) and largest > size
 
 
 def _cause_in_images(call: Call, after: Call, change: Change) -> tuple[str, str] | None:

@@ -416,18 +416,10 @@ def _distinct(displacements: Tensor, extent: Tensor, cloud: Tensor) -> tuple[Ten
             return everything, None
     first = torch.full((types,), edges, dtype=torch.int64, device=key.device)
     first.scatter_reduce_(0, key, everything, reduce="amin")
-    if _is_spread((places - places[first[key]]).square().sum(dim=1), first[key] != everything, cloud):
-        return everything, None
-    return first, key
-
-
-def _is_spread(squares: Tensor, repeats: Tensor, cloud: Tensor) -> bool:
-    """Return whether squared distances to an equal displacement ``[edges]`` are too large in any cloud to be rounding.
-
-    Only edges that ``repeats`` marks, a mask ``[edges]``, have an equal displacement.
-    """
+    squares, repeats = (places - places[first[key]]).square().sum(dim=1), first[key] != everything
     total = sums(torch.stack([squares, repeats.to(squares.dtype)], dim=1), cloud, int(cloud.max()) + 1)
-    return bool((total[:, 0] > _MOST_SPREAD * total[:, 1]).any())
+    spread = bool((total[:, 0] > _MOST_SPREAD * total[:, 1]).any())
+    return (everything, None) if spread else (first, key)
 
 
 def num_coordinates(space: HomogeneousSpace, chart: Chart = "smooth") -> int:

@@ -61,8 +61,10 @@ def real_irreps(group: FiniteGroup) -> tuple[RealIrrep, ...]:
     found: list[tuple[Tensor, list[Tensor]]] = []
     for space in max(map(_eigenspaces, operators), key=lambda spectrum: spectrum[0])[1]:
         matrices = space[quotient.T].mT.contiguous() @ space  # f_a(x k⁻¹) f_b(x), summed over x
+        character = matrices.diagonal(dim1=1, dim2=2).sum(dim=-1)
         for known, copies in found:
-            if _equivalent(known, matrices):
+            others = known.diagonal(dim1=1, dim2=2).sum(dim=-1)
+            if known.shape == matrices.shape and (character - others).abs().max() < _SAME:
                 random = torch.randn(known.shape[1:], generator=generator, dtype=torch.float64)
                 intertwiner = (matrices @ random @ known.mT).mean(dim=0)
                 # An intertwiner of irreducible orthogonal representations is orthogonal up to a factor.
@@ -81,8 +83,3 @@ def _eigenspaces(operator: Tensor) -> tuple[float, tuple[Tensor, ...]]:
     edges = [0, *(real.nonzero().flatten() + 1).tolist(), len(values)]
     spaces = vectors.split([end - start for start, end in itertools.pairwise(edges)], dim=1)
     return float(gaps[real].min()) if real.any() else math.inf, spaces
-
-
-def _equivalent(one: Tensor, other: Tensor) -> bool:
-    characters, others = (matrices.diagonal(dim1=1, dim2=2).sum(dim=-1) for matrices in (one, other))
-    return one.shape == other.shape and bool((characters - others).abs().max() < _SAME)

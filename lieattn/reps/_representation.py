@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -362,13 +363,9 @@ class _SymmetricMatrices(_OfDimension):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "_basis", self._differentiable_basis())
-
-    def _differentiable_basis(self) -> Tensor:
-        if torch.compiler.is_compiling():  # torch.compile cannot follow inference mode
-            return self._orthonormal_basis()
-        with torch.inference_mode(False):
-            return self._orthonormal_basis()
+        # Otherwise it could never be used in training. torch.compile cannot follow inference mode.
+        with nullcontext() if torch.compiler.is_compiling() else torch.inference_mode(False):
+            object.__setattr__(self, "_basis", self._orthonormal_basis())
 
     @property
     def dim(self) -> int:

@@ -132,7 +132,9 @@ def attention_under_group(
             axis.set_axis_off()
     figure.colorbar(drawn, ax=axes[1].tolist(), shrink=0.8, label="sum over the frames")
     what = r"product of $1 - \alpha^-$ (passes)" if passed else r"product of $\alpha^-$ (is subtracted)"
-    apart = _difference(group, pictures)
+    first = pictures[group.identity_index][None, None]
+    expected = torch.cat([act_on_grid(group, h, first)[0] for h in range(group.order)])
+    apart = relative_error(pictures, expected, floor=1e-30)
     figure.suptitle(f"{what}; relative difference of columns that are moved back: {apart:.1e}", fontsize=10)
     return figure
 
@@ -144,13 +146,6 @@ def _draw_poses(axes: Axes, group: FiniteGroup, lengths: Tensor, longest: float)
         shown = lengths.argmax(dim=0) == pose
         length = lengths[pose][shown]
         axes.quiver(columns[shown], rows[shown], right * length, upward * length, width=0.006, pivot="mid", **style)
-
-
-def _difference(group: FiniteGroup, pictures: Tensor) -> float:
-    """Return the largest difference of the pictures to the moved first one, relative to its largest entry."""
-    first = pictures[group.identity_index][None, None]
-    expected = torch.cat([act_on_grid(group, h, first)[0] for h in range(group.order)])
-    return relative_error(pictures, expected, floor=1e-30)
 
 
 # --- rotated weights -------------------------------------------------------------------------------------------------
@@ -182,8 +177,9 @@ def steerability(*, size: int = 7, order: int = 16) -> Figure:
         raise ValueError(f"size, order: expected an odd number and a multiple of 4, got {size} and {order}")
     score = _Score(size, order)
     turns = range(order // 4 + 1)
-    attention = [score.upright[:, a] for a in turns], [score.attention_error(a) for a in turns]
-    convolution = [score.interpolated(a) for a in turns], [score.convolution_error(a) for a in turns]
+    attention = [score.upright[:, a] for a in turns], [score.error(score.turned(a)) for a in turns]
+    rotated = [score.interpolated(a) for a in turns]
+    convolution = rotated, [score.error(score.interpolated(-a % order, rotated[a])) for a in turns]
     rows = {"attention,\na function": attention, "convolution,\ninterpolated": convolution}
     return _drawn(rows, [360 * a / order for a in turns])
 
@@ -214,9 +210,9 @@ class _Score:
         found: Tensor = terms.positional_key[row][:, :, 0] @ self.query
         return found - self.mean
 
-    def attention_error(self, a: int) -> float:
-        """Return the difference of the rotated score at the rotated pixels to the upright score."""
-        return self._error(self._scores(self.pixels @ self.group.elements[a].T)[:, a])
+    def turned(self, a: int) -> Tensor:
+        """Return the rotated score at the rotated pixels ``[points]``."""
+        return self._scores(self.pixels @ self.group.elements[a].T)[:, a]
 
     def interpolated(self, a: int, weights: Tensor | None = None) -> Tensor:
         """Rotate weights ``[points]``, by default those at 0°, by bilinear interpolation with zeros outside."""
@@ -228,10 +224,8 @@ class _Score:
         sampled = F.grid_sample(image, places.view(1, self.size, self.size, 2), align_corners=True)
         return sampled.flatten()
 
-    def convolution_error(self, a: int) -> float:
-        return self._error(self.interpolated(-a % self.group.order, self.interpolated(a)))
-
-    def _error(self, found: Tensor) -> float:
+    def error(self, found: Tensor) -> float:
+        """Return the difference of scores ``[points]`` to the upright ones in the disc, relative to the largest."""
         upright = self.upright[self.disc, 0]
         return float((found[self.disc] - upright).abs().max() / upright.abs().max())
 

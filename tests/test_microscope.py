@@ -811,7 +811,7 @@ def test_points_are_matched_without_the_distances_of_all_pairs(monkeypatch):
     near = (measure(pos, below) < 0.2).double() / 2
     monkeypatch.setattr(_recording, "_PAIRS", 300)
     monkeypatch.setattr(torch, "cdist", lambda a, b: sizes.append(len(a) * len(b)) or measure(a, b))
-    found = _moved_to(Places(point_clouds(below), None, 4), pos, flow)
+    found = _moved_to(Places(point_clouds(below)), pos, flow)
     torch.testing.assert_close(found, torch.einsum("apf,pq->aqf", flow, near), rtol=1e-12, atol=0)
     assert (sum(sizes), max(sizes) <= 300) == (40 * 80, True)
     monkeypatch.setattr(torch, "cdist", None)

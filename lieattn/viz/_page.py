@@ -123,7 +123,7 @@ def _start(scope: Observation, choice: Choice, small: bool) -> dict[str, Any]:
 def _input(scope: Observation, places: list[Places]) -> dict[str, Any]:
     """Return the given cloud, with the mean of its features."""
     cloud, features = scope.input
-    return {"places": _index(places, Places(cloud, None, 1)), "values": features.tolist()}
+    return {"places": _index(places, Places(cloud)), "values": features.tolist()}
 
 
 def _attention(layer: Attention, places: list[Places], small: bool) -> dict[str, Any]:

@@ -40,8 +40,12 @@ class Places:
     """
 
     clouds: PointClouds
-    frames: Tensor | None
-    fiber: int
+    frames: Tensor | None = None
+
+    @property
+    def fiber(self) -> int:
+        """Number of elements over each point."""
+        return 1 if self.frames is None else self.frames.shape[1]
 
     @property
     def pos(self) -> Tensor:
@@ -238,7 +242,7 @@ class Recorder:
             return None
         kept, grid = graph.kept.points.cpu(), graph.kept.clouds.grid
         frames = found.frames if found.frames is None or len(found.frames) == 1 else found.frames[kept]
-        return Field(name, Places(_cloud(found.pos[kept], grid), frames, found.fiber), _plain(x))
+        return Field(name, Places(_cloud(found.pos[kept], grid), frames), _plain(x))
 
     def _watch(self, seen: SeenWeights) -> None:
         module = self._calls[-1][0]
@@ -268,7 +272,7 @@ class Recorder:
         for name, maps in network.attention_maps(self._data).items():
             if (gate := maps.spatial) is not None:
                 gate = gate.mean(dim=(2, 3)) if gate.ndim == 5 else gate
-                places = self._lifted(graph) if gate.shape[1] > 1 else Places(_places(graph).clouds, None, 1)
+                places = self._lifted(graph) if gate.shape[1] > 1 else Places(_places(graph).clouds)
                 yield Field(f"{name} gate", places, _plain(gate))
 
     def _grids(self, network: AttentiveNetwork) -> Iterator[Field]:
@@ -398,18 +402,14 @@ def _attention(name: str, places: Places, seen: SeenWeights, levels: int, *, lif
 
 
 def _places(clouds: PointClouds, unit: float = 1.0) -> Places:
-    frames, fiber = None, 1
-    levels = clouds.levels if isinstance(clouds, LiftedGraph) else 1
-    if isinstance(clouds, LiftedGraph):
-        fiber = clouds.fiber * levels
-        if fiber > 1:
-            frames = _plain(clouds.frames)
-            frames = frames if frames.ndim == 4 else frames[None]
-        if levels > 1 and frames is not None:
+    frames, levels = None, 1
+    if isinstance(clouds, LiftedGraph) and clouds.fiber * clouds.levels > 1:
+        levels, frames = clouds.levels, _plain(clouds.frames)
+        frames = frames if frames.ndim == 4 else frames[None]
+        if levels > 1:
             scales = _plain(clouds.relative.dilation)[:levels]
             frames = (scales[:, None, None, None] * frames[:1]).flatten(0, 1)[None]
-    pos = unit * _plain(clouds.pos[::levels])
-    return Places(_cloud(pos, clouds.grid), frames, fiber)
+    return Places(_cloud(unit * _plain(clouds.pos[::levels]), clouds.grid), frames)
 
 
 def _cloud(pos: Tensor, grid: Tensor | None) -> PointClouds:
@@ -422,7 +422,7 @@ def _on_grid(network: AttentiveNetwork, name: str, x: Tensor) -> Field:
     group, sides = network.group, tuple(x.shape[3:])
     pos = pixel_positions(*sides, dtype=torch.float64)
     frames = group.elements[None] if x.shape[2] > 1 else None
-    return Field(name, Places(_cloud(pos, torch.tensor([sides])), frames, x.shape[2]), _plain(from_grid(x, group.dim)))
+    return Field(name, Places(_cloud(pos, torch.tensor([sides])), frames), _plain(from_grid(x, group.dim)))
 
 
 def _graphs(value: Any) -> Iterator[LiftedGraph]:

@@ -280,7 +280,7 @@ def bad_lift(frames, name="SE(3)", pos=None, **options):
 test_bad_arguments = refuses(
     (bad_frames(torch.diag(torch.tensor([1.0, 1.0, -1.0])).expand(9, 2, 3, 3)), r"frames: .* improper"),
     (bad_frames(1.1 * torch.eye(3).expand(9, 2, 3, 3)), r"frames: .* not orthonormal"),
-    (bad_frames(torch.eye(2).expand(9, 2, 2, 2)), r"frames: expected elements \[\*, 3, 3\]"),
+    (bad_frames(torch.eye(2).expand(9, 2, 2, 2)), r"frames: expected \[\*, 3, 3\]"),
     (bad_frames(torch.eye(3).expand(8, 2, 3, 3)), "frames: expected frames of 9 points, got 8"),
     (bad_frames(torch.full((9, 1, 3, 3), torch.nan)), "frames: .* not finite"),
     (bad_frames(torch.zeros(9, 0, 3, 3)), "with a fiber"),
@@ -607,7 +607,7 @@ def test_principal_frames_of_a_space_of_ones_own():
         (torch.eye(3).expand(1, 2, 3, 3), r"with 6 points and a fiber, got \(1, 2, 3, 3\)"),
         (torch.eye(3).expand(6, 0, 3, 3), r"with 6 points and a fiber, got \(6, 0, 3, 3\)"),
         (-torch.eye(3).expand(6, 2, 3, 3), r"frames\[0, 0\] is not an element of SO\(3\): it is improper"),
-        (GroupFrames(cyclic(4)), r"expected elements \[\*, 3, 3\] of SO\(3\), got \(4, 2, 2\)"),
+        (GroupFrames(cyclic(4)), r"expected \[\*, 3, 3\] for SO\(3\), got \(4, 2, 2\)"),
         (GroupFrames(inversion(3)), r"frames\[1\] is not an element of SO\(3\): it is improper"),
         (GroupFrames(octahedral(), torch.eye(3)), r"expected a pose \[points, k, k\] with 6 points, got \(3, 3\)"),
     ],

@@ -97,7 +97,7 @@ class _Recorder(TorchDispatchMode):
         self._inputs.append(tuple(_tensors((args, kwargs))))
         self._coarsest.append(torch.float64)
 
-    def leave(self, name: str, module: nn.Module, output: Any) -> None:
+    def leave(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
         coarsest = self._coarsest.pop()
         if self._coarsest:
             self._coarsen(coarsest)
@@ -114,11 +114,7 @@ def record(probe: Probe, clouds: Sequence[Data]) -> list[Call]:
     recorder, hooks = _Recorder(), []
     for name, module in probe.network.named_modules():
         hooks.append(module.register_forward_pre_hook(recorder.enter, with_kwargs=True))
-
-        def leave(module: nn.Module, args: Any, output: Any, name: str = name) -> None:
-            recorder.leave(name, module, output)
-
-        hooks.append(module.register_forward_hook(leave))
+        hooks.append(module.register_forward_hook(partial(recorder.leave, name)))
     try:
         with recorder, warnings.catch_warnings():
             warnings.simplefilter("ignore")

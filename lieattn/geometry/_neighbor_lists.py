@@ -166,9 +166,8 @@ class Neighbors(Movable):
     def deformed(self, deformation: Float[Tensor, "clouds dim dim"], batch: Int[Tensor, " points"]) -> "Neighbors":
         """Return the same edges with shifts v D, for D ``[clouds, dim, dim]`` and the cloud ``batch`` of each point."""
         check_tensor("deformation", deformation, "a floating tensor [clouds, dim, dim]")
-        check_indices("batch", batch, dim=1, device=self.device)
-        if may_read_values(batch):
-            check_indices("batch", batch, dim=1, below=len(deformation))
+        below = len(deformation) if may_read_values(batch) else None
+        check_indices("batch", batch, dim=1, device=self.device, below=below)
         if len(batch) != self.num_points:
             raise ValueError(f"batch: expected one entry for each of {self.num_points} points, got {len(batch)}")
         if self.shift is None:

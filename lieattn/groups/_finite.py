@@ -237,13 +237,13 @@ class FiniteGroup(Group):
         self, g: int | Shaped[Tensor, " ..."], points: Float[Tensor, "*batch {self.dim}"]
     ) -> Float[Tensor, "... {self.dim}"]:
         """Move points or vectors ``[*, dim]``, v ↦ A v, by elements ``[*, dim, dim]`` or their indices ``[*]``."""
-        self._check_vectors("points", points)
+        check_last("points", points, (self.dim,), self.name)
         return super().act(self.element(g, points), points)
 
     def act_vectors(
         self, g: int | Shaped[Tensor, " ..."], vectors: Float[Tensor, "*batch {self.dim}"]
     ) -> Float[Tensor, "... {self.dim}"]:
-        self._check_vectors("vectors", vectors)
+        check_last("vectors", vectors, (self.dim,), self.name)
         return super().act_vectors(self.element(g, vectors), vectors)
 
     def hat(self, a: Tensor) -> Tensor:

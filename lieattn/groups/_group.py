@@ -131,17 +131,10 @@ class Group:
 
     def _check_acting(self, g: Tensor, argument: str, vectors: Tensor) -> None:
         """Raise an error unless shapes, dtypes and devices of elements and vectors fit; values are not read."""
-        self._check_vectors(argument, vectors)
+        check_last(argument, vectors, (self.dim,), self.name)
         check_last("g", g, (self.size, self.size), self.name)
         check_broadcast("g", g.shape[:-2], argument, vectors.shape[:-1])
         check_alike("g", g, argument, vectors)
-
-    def _check_vectors(self, argument: str, vectors: Tensor) -> None:
-        check_tensor(argument, vectors, f"floating vectors [*, {self.dim}]")
-        if vectors.shape[-1:] != (self.dim,):
-            raise ValueError(
-                f"{argument}: expected vectors [*, {self.dim}] for {self.name}, got {tuple(vectors.shape)}"
-            )
 
     # --- what the action preserves --------------------------------------------------------------------------------
 
@@ -292,10 +285,7 @@ class Group:
         Subclasses override :meth:`faults`, not this method. Within ``torch.func.vmap``, only shape and dtype are
         checked.
         """
-        check_tensor(argument, g, f"floating matrices of {self.name}")
-        if g.shape[-2:] != (self.size, self.size):
-            size = f"[*, {self.size}, {self.size}]"
-            raise ValueError(f"{argument}: expected elements {size} of {self.name}, got {tuple(g.shape)}")
+        check_last(argument, g, (self.size, self.size), self.name)
         if is_mapped(g):
             return
         infinite = ~torch.isfinite(g.detach()).flatten(-2).all(-1)

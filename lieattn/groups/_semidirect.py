@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from lieattn._core.checks import check_is, check_last
+from lieattn._core.checks import check_last
 from lieattn._core.numerics import lengths
 from lieattn.groups._finite import FiniteGroup, check_group
 from lieattn.groups._group import (
@@ -64,10 +64,7 @@ class SemidirectProduct(LieGroup):
 
         If H is finite, linear parts can also be given by their indices ``[*]``.
         """
-        check_is("translation", translation, Tensor)
-        if translation.shape[-1:] != (self.dim,) or not translation.is_floating_point():
-            got = f"{translation.dtype} {tuple(translation.shape)}"
-            raise ValueError(f"translation: expected floating vectors [*, {self.dim}] for {self.name}, got {got}")
+        check_last("translation", translation, (self.dim,), self.name)
         if isinstance(self.stabilizer, FiniteGroup):
             linear = self.stabilizer.element(linear, translation, argument="linear")
         check_last("linear", linear, (self.dim, self.dim), self.name)

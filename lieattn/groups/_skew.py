@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lieattn._core.checks import check_last, check_tensor
+from lieattn._core.checks import check_last
 from lieattn._core.numerics import lengths
 
 _SERIES_BELOW = 1.0
@@ -176,9 +176,7 @@ def _outer(a: Tensor) -> Tensor:
 
 def rotation_from_quaternion(q: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch 3 3"]:
     """Convert quaternions ``[*, 4]`` (w, x, y, z) of any length but 0 to rotations ``[*, 3, 3]``."""
-    check_tensor("q", q, "floating quaternions [*, 4] (w, x, y, z)")
-    if q.shape[-1:] != (4,):
-        raise ValueError(f"q: expected quaternions [*, 4] (w, x, y, z), got {tuple(q.shape)}")
+    check_last("q", q, (4,), "quaternions (w, x, y, z)")
     # Scale by a power of two, which does not round, so that squares do not overflow or underflow. The power itself may
     # overflow, so there are two factors. The gradient of torch.ldexp by q is 0 if the exponent is negative.
     largest = q.detach().abs().amax(-1, keepdim=True)

@@ -37,7 +37,7 @@ _FEW = 6  # numbers of an output that are shown
 def write_page(scope: Observation, path: Path, choice: Choice) -> Path:
     """Write the page, which first shows the chosen view; see :meth:`Microscope.save`."""
     edges: list[Attention] = []
-    layers = [(layer, _edges(edges, layer)) for layer in scope.recording.attention]
+    layers = [(layer, _index(edges, layer, "source", "target")) for layer in scope.recording.attention]
     small = _is_small(scope, edges)
     start = _start(scope, choice, small)
     places: list[Places] = []
@@ -123,7 +123,7 @@ def _start(scope: Observation, choice: Choice, small: bool) -> dict[str, Any]:
 def _input(scope: Observation, places: list[Places]) -> dict[str, Any]:
     """Return the given cloud, with the mean of its features."""
     cloud, features = scope.input
-    return {"places": _index(places, Places(cloud)), "values": features.tolist()}
+    return {"places": _index(places, Places(cloud), "pos"), "values": features.tolist()}
 
 
 def _attention(layer: Attention, places: list[Places], small: bool) -> dict[str, Any]:
@@ -132,21 +132,12 @@ def _attention(layer: Attention, places: list[Places], small: bool) -> dict[str,
     names = [frame_name(layer.places, h) for h in range(layer.places.fiber)]
     return {
         "name": layer.name,
-        "places": _index(places, layer.places),
+        "places": _index(places, layer.places, "pos"),
         "frames": names,
         "key_frames": names if weights.shape[2] == len(names) else [f"frame {k}" for k in range(weights.shape[2])],
         "heads": weights.shape[3],
         "weights": _packed(weights),
     }
-
-
-def _edges(known: list[Attention], layer: Attention) -> int:
-    """Return the index of the edges of a layer among those that are known. Layers with new edges are added."""
-    for number, other in enumerate(known):
-        if torch.equal(other.source, layer.source) and torch.equal(other.target, layer.target):
-            return number
-    known.append(layer)
-    return len(known) - 1
 
 
 def _sources(layer: Attention) -> dict[str, Any]:
@@ -169,7 +160,12 @@ def _rollouts(scope: Observation, places: list[Places]) -> list[dict[str, Any]]:
         values = torch.cat(parts).view(points, fiber, -1)
         names = [frame_name(layer.places, h) for h in range(fiber)]
         found.append(
-            {"name": layer.name, "places": _index(places, layer.places), "frames": names, "values": _packed(values)}
+            {
+                "name": layer.name,
+                "places": _index(places, layer.places, "pos"),
+                "frames": names,
+                "values": _packed(values),
+            }
         )
     return found
 
@@ -186,7 +182,7 @@ def _field(scope: Observation, number: int, places: list[Places], small: bool) -
     largest = float(raw.abs().max())
     return {
         "name": scope.field_layer(number).name,
-        "places": _index(places, own),
+        "places": _index(places, own, "pos"),
         "frames": [frame_name(own, h) for h in range(own.fiber)],
         "channels": ["norm over the channels", *(f"channel {channel}" for channel in shown)],
         "raw": _packed(first),
@@ -236,13 +232,13 @@ def _normals(data: Data) -> list[list[float]]:
     return [[round(x, 3) for x in one] for one in torch.nn.functional.normalize(normal.double()).tolist()]
 
 
-def _index(places: list[Places], own: Places) -> int:
-    """Return the index of a set of points among those of the page. New points are added."""
-    for number, known in enumerate(places):
-        if known.pos.shape == own.pos.shape and torch.equal(known.pos, own.pos):
+def _index(known: list[Any], new: Any, *names: str) -> int:
+    """Return the index of an object among the known ones with equal tensors of these names. New ones are added."""
+    for number, other in enumerate(known):
+        if all(torch.equal(getattr(other, name), getattr(new, name)) for name in names):
             return number
-    places.append(own)
-    return len(places) - 1
+    known.append(new)
+    return len(known) - 1
 
 
 def _place(places: Places) -> dict[str, Any]:

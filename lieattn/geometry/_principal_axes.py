@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -43,13 +44,17 @@ class Candidates:
     basis: Tensor | None = None
     center: Tensor | None = None
 
+    @cached_property
+    def _members(self) -> tuple[Tensor, Tensor, Tensor]:
+        return members(self.owner, len(self.noise))
+
     def of(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield the candidates of parts of some rows.
 
         These are the numbers of the candidates in ascending order for each row, the place of the row of each candidate
         in the part, and the rounding error of each row.
         """
-        order, first, size = members(self.owner, len(self.noise))
+        order, first, size = self._members
         owners = rows if self.batch is None else self.batch[rows]
         for some in owners.split(max(1, _AT_ONCE // max(1, int(size[owners].max())))):
             place, position = ranges(first[some], size[some])

@@ -325,7 +325,7 @@ class FarthestPoints(BaseTransform):
 
     Points are kept in the order in which they are chosen, with all attributes of points; the ``grid`` of images is
     removed. Batches are made again of their clouds. ValueError is raised for data with edges or faces, which could lose
-    their points.
+    their points, and for attributes that were added to a batch.
     """
 
     def __init__(self, ratio: float = 0.5, *, start: Literal["outermost", "first"] = "outermost") -> None:
@@ -337,7 +337,10 @@ class FarthestPoints(BaseTransform):
         """Select the points of the data and return it. Calling the transform changes a copy."""
         if data.get("edge_index") is not None or data.get("face") is not None:
             raise ValueError("data: expected points without edges or faces; select points before making edges")
-        if isinstance(data, Batch) and hasattr(data, "_slice_dict"):
+        if isinstance(data, Batch) and (parts := getattr(data, "_slice_dict", None)) is not None:
+            if late := sorted(set(data.keys()) - {*parts, "batch", "ptr", "num_nodes"}):
+                expected = "expected attributes of the clouds that the batch was made of"
+                raise ValueError(f"data.{late[0]}: {expected}, got one that was added later; select points before")
             return Batch.from_data_list([self.forward(cloud) for cloud in data.to_data_list()])
         chosen = fps(data.pos, data.get("batch"), self.ratio, start=self.start)
         select_points(data, chosen, attributes_of_points(data))

@@ -206,8 +206,8 @@ def certify(
     else:
         promise, seeing = _promised(network, group), _seeing_images(network, probe, clouds)
     group, exact = promise.group, promise.group is not None
-    task = Task(clouds, kinds, outputs, promise, limits, generator)
-    dim = _dimension(group, clouds, kinds["pos"])
+    dim, returned = _dimension(group, clouds, kinds["pos"]), kinds_of_outputs(network, outputs, probe(clouds))
+    task = Task(clouds, kinds, returned, promise, limits, generator)
     moves = list(_motions(promise, clouds, elements, as_images, generator))
     if not as_images:
         if not on_lattice if permute is None else permute:
@@ -217,8 +217,7 @@ def certify(
         if promise.origin and rotations > 0:
             label = f"translation, outside of {promise.name}"
             outside.append(Element(label, torch.eye(dim, dtype=torch.float64), None))
-        returned = getattr(network, "kind", "invariant") if outputs is None else outputs
-        fields = [*kinds.values(), *(returned.values() if isinstance(returned, Mapping) else (returned,))]
+        fields = [*kinds.values(), *returned.values()]
         outside = [element for element in outside if all(is_defined(one, element.linear) for one in fields)]
         moves += [motion("outside", element, clouds, False, generator) for element in outside]
     # Every point is moved at random, once with other distances from the center, once without.
@@ -239,7 +238,7 @@ def certify(
     spreads, sizes = spreads_of(probe, clouds, others)
     rows += degenerate_rows(probes, task, sizes, rounded)
     if not as_images:
-        rows += conservation(probe, clouds, kinds_of_outputs(network, outputs, probe(clouds)), exact, generator)
+        rows += conservation(probe, clouds, returned, exact, generator)
     failed = {row.check for row in rows if row.passed is False and row.dtype == probe.precision}
     if searched:
         # Diagnose everything that is missing to the largest group. Pixels in raster order have no other order.

@@ -45,15 +45,15 @@ _TIMES_ROUNDING = 4.0  # largest error that rounding explains, in units of the r
 class Task:
     """What is measured.
 
-    ``inputs`` are the kinds of attributes of the clouds, and ``outputs`` those of the outputs, if they are given.
-    ``limits`` are the largest errors by dtype, relative to the largest output (or 1). If outputs may vanish on these
-    clouds, ``usual`` has their sizes on other clouds. ``tensors`` is whether outputs that are tensors or rotations are
-    promised to be equivariant.
+    ``inputs`` are the kinds of attributes of the clouds, and ``outputs`` those of the outputs. ``limits`` are the
+    largest errors by dtype, relative to the largest output (or 1). If outputs may vanish on these clouds, ``usual`` has
+    their sizes on other clouds. ``tensors`` is whether outputs that are tensors or rotations are promised to be
+    equivariant.
     """
 
     clouds: list[Data]
     inputs: Mapping[str, Kind]
-    outputs: Kind | Mapping[str, Kind] | None
+    outputs: Mapping[str, Kind]
     promise: Symmetry
     limits: Mapping[torch.dtype, float]
     generator: torch.Generator
@@ -111,7 +111,7 @@ def _move_rows(probe: Probe, task: Task, moves: Sequence[Move], limit: float) ->
     clouds = task.clouds
     sizes = sizes_of(clouds)
     reference = checked_outputs(probe(clouds), sizes)
-    kinds, dtype = kinds_of_outputs(probe.network, task.outputs, reference), probe.precision
+    kinds, dtype = task.outputs, probe.precision
     largest = {
         name: max(float(value.abs().max()), (task.usual or {}).get(name, 1.0)) for name, value in reference.items()
     }

@@ -303,8 +303,10 @@ def _networks(model: Any) -> list[tuple[Any, list[Rescaled | Preprocessed]]]:
     steps: list[Rescaled | Preprocessed] = []
     if isinstance(whole, Rescaled):
         _energy_of(whole)
-        steps = [units := copy.copy(whole)]
-        units._modules = {}  # the network is copied by itself
+        scales, shifts = ({name: whole.units(name)[part] for name in whole.names} for part in (0, 1))
+        tables = {name: table for name in whole.names if (table := whole.references(name)) is not None}
+        # A copy without the network, which is copied by itself.
+        steps = [Rescaled(nn.Identity(), scales, shifts, whole.extensive, tables)]
     if isinstance(whole, Preprocessed):
         steps = [Preprocessed(nn.Identity(), whole.transform)]
     return [(network, [*steps, *inner]) for network, inner in _networks(whole.network)]

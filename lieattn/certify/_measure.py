@@ -206,9 +206,10 @@ def certify(
     else:
         promise, seeing = _promised(network, group), _seeing_images(network, probe, clouds)
     group, exact = promise.group, promise.group is not None
-    dim, returned = _dimension(group, clouds, kinds["pos"]), kinds_of_outputs(network, outputs, probe(clouds))
-    task = Task(clouds, kinds, returned, promise, limits, generator)
+    dim = _dimension(group, clouds, kinds["pos"])
     moves = list(_motions(promise, clouds, elements, as_images, generator))
+    returned = kinds_of_outputs(network, outputs, probe(clouds))
+    task = Task(clouds, kinds, returned, promise, limits, generator)
     if not as_images:
         if not on_lattice if permute is None else permute:
             moves.append(permutation(clouds, dim, exact and not (permute is None and sees_order), generator))

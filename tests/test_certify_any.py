@@ -498,21 +498,9 @@ def test_images_break_at_strides_paddings_and_kernels(name):
         assert certificate.verdict == "kept"
         return
     assert certificate.verdict == "failed"
-    assert (certificate.diagnoses[0].module, certificate.diagnoses[0].cause) == (module, cause), str(certificate)
-
-
-class Mirrored(nn.Conv2d):
-    """A convolution whose kernel is invariant to the exchange of left and right."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._conv_forward(x, self.weight + self.weight.flip(3), self.bias)
-
-
-def test_texts_name_the_stride_of_each_axis():
-    layers = Mirrored(1, 4, 3, stride=(3, 2), padding=1), nn.Tanh()
-    (found,) = certify(network_of_images(*layers), images(), reflection(2, axis=0), **QUICK).diagnoses
-    text = "Mirrored with stride 3 x 2 on 8 x 8 pixels samples other ones if the image is reflected"
-    assert (found.module, found.evidence.split(";")[0]) == ("0", text)
+    found = certificate.diagnoses[0]
+    assert (found.module, found.cause) == (module, cause), str(certificate)
+    assert ("with stride 2 on" in found.evidence) == (cause == STRIDE)
 
 
 class MirroredVolumes(nn.Conv3d):
@@ -523,7 +511,7 @@ class MirroredVolumes(nn.Conv3d):
 
 
 VOLUMES = {
-    "strided": (8, MirroredVolumes(1, 4, 3, stride=2, padding=1), STRIDE),
+    "strided": (8, MirroredVolumes(1, 4, 3, stride=(1, 3, 2), padding=1), STRIDE),
     "one side": (12, nn.ReplicationPad3d((0, 1, 0, 0, 0, 0)), "padding"),
     "kernel": (8, nn.Conv3d(1, 4, 3), "unknown"),
 }
@@ -539,7 +527,8 @@ def test_volumes_break_at_strides_paddings_and_kernels(name):
     found = certificate.diagnoses[0]
     assert (found.module, found.cause) == ("2", cause), str(certificate)
     if name == "strided":
-        assert "stride 2 on 8 x 7 x 8 voxels" in found.evidence
+        text = "with stride 1 x 3 x 2 on 8 x 7 x 8 voxels samples other ones if the image is reflected"
+        assert text in found.evidence
 
 
 def pixels_in_a_row(data: Batch) -> torch.Tensor:

@@ -3,7 +3,6 @@
 import copy
 import math
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 import pytest
@@ -49,7 +48,6 @@ from lieattn.models import (
     published_table,
 )
 from lieattn.models._base.symmetry import of_squares
-from lieattn.models.gsa._geometry import exact_inputs
 from lieattn.nn import (
     GridGroupConvolution,
     GridInputAttention,
@@ -178,26 +176,6 @@ def test_inexact_pooling_is_refused_or_warned_about():
     model = network(cyclic(4), crops=(0, 0, 0), inexact="allow")
     model(images(1, 7, 7, 2))
     assert "sides of images must stay even at all crops and poolings" in model.guarantee
-
-
-def test_advice_names_the_nearest_exact_sizes():
-    def exact(side):
-        for margins, pool in zip(crops, pools, strict=True):
-            side -= 2 * sum(margins)
-            if side < 1 or (pool and side % 2):
-                return False
-            side //= 2 if pool else 1
-        return True
-
-    for crops in product([(), (1,), (0, 2)], repeat=3):
-        for pools in ((True, False, False), (True, True, False), (False, True, True)):
-            sizes = [side for side in range(1, 60) if exact(side)]
-            step = sizes[1] - sizes[0]
-            for side in (side for side in range(1, 30) if (side - sizes[0]) % step):
-                below = max([size for size in sizes if size < side], default=sizes[0])
-                above = min(size for size in sizes if size > below)
-                wanted = f"inputs of {below} x {below} or {above} x {above} keep all sizes exact"
-                assert exact_inputs(torch.tensor([[sizes[0], sizes[0]], [sizes[1], side]]), crops, pools) == wanted
 
 
 def test_the_length_is_by_default_that_of_the_neighborhood_in_every_stage():

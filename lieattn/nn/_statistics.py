@@ -96,17 +96,12 @@ class GridPool(nn.Module):
         check_count("size", size)
         self.size, self.inexact, self.reduction = size, inexact, reduction
 
-    def cells(
-        self, grid: Int[Tensor, "clouds dim"], advice: Callable[[], str] | None = None
-    ) -> tuple[Int[Tensor, " points"], Int[Tensor, "clouds dim"]]:
-        """Return the cell of each point, -1 for dropped points, and the pooled grid ``[clouds, 2]``.
-
-        ``advice`` returns a text that is appended to messages about dropped rows or columns.
-        """
+    def cells(self, grid: Int[Tensor, "clouds dim"]) -> tuple[Int[Tensor, " points"], Int[Tensor, "clouds dim"]]:
+        """Return the cell of each point, -1 for dropped points, and the pooled grid ``[clouds, 2]``."""
         cell, pooled, exact = pooling_cells(grid, self.size)
         if not exact and self.inexact != "allow":
-            message = _drops_pixels(grid[(grid % self.size != 0).any(dim=1)][0].tolist(), self.size)
-            warn_or_raise(self.inexact, message if advice is None else f"{message}; {advice()}")
+            sides = grid[(grid % self.size != 0).any(dim=1)][0].tolist()
+            warn_or_raise(self.inexact, _drops_pixels(sides, self.size))
         return cell, pooled
 
     def forward(self, x: Float[Tensor, " points *rest"], graph: PointClouds) -> Float[Tensor, " cells *rest"]:

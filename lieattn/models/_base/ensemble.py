@@ -72,12 +72,8 @@ class Ensemble(Wrapper):
 
     @property
     def jumps(self) -> tuple[str, ...] | None:
-        found = dict[str, None]()
-        for network in self.networks:
-            if (jumps := jumps_of(network)) is None:
-                return None
-            found |= dict.fromkeys(jumps)
-        return tuple(found)
+        found = [jumps_of(network) for network in self.networks]
+        return None if None in found else tuple(dict.fromkeys(jump for jumps in found for jump in jumps or ()))
 
     def geometry(self, data: Any) -> list[Any]:
         """Return ``network.geometry(data)`` of each network; AttributeError if one has no such method."""

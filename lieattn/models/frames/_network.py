@@ -74,10 +74,9 @@ class FrameOptions:
 class FrameNetwork(LiftedNetwork):
     """Base class of networks whose points carry one frame for each element of a finite group, in a pose of the cloud.
 
-    Inputs are embedded by ``embed_features``, ``embed_vectors`` (``seen`` numbers in a frame besides
-    the input fields, of which ``along`` are those of a vector) and
-    ``embed_angles``. With a neighborhood, ``edges``, the result of ``edge_network``, computes the units of each edge
-    once for all blocks, and ``lifting`` sums them over the neighbors.
+    Features, components of the input fields in the frames, and angles are embedded. A vector has ``along`` components,
+    by default as many as in space, and ``seen`` further numbers are embedded with them. With a neighborhood, ``edges``,
+    the result of ``edge_network``, computes the units of each edge once for all blocks, and ``lifting`` sums them.
     """
 
     attention: str = "none"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -56,36 +55,12 @@ def cropped(clouds: PointClouds, margin: int) -> tuple[Tensor | None, PointCloud
     return kept, left.with_each()
 
 
-def pooled(clouds: PointClouds, pool: GridPool, advice: Callable[[], str]) -> tuple[Tensor, PointClouds]:
+def pooled(clouds: PointClouds, pool: GridPool) -> tuple[Tensor, PointClouds]:
     """Return the pooling cell of each point, and the clouds whose points are the cells."""
     if clouds.grid is None:
         one = "for other clouds use Stages(..., share=0.25)"
         raise ValueError(f"data: pooling of pixels needs the size of each image, grid [clouds, 2], got None; {one}")
-    cell, grid = pool.cells(clouds.grid, advice)
+    cell, grid = pool.cells(clouds.grid)
     batch = torch.repeat_interleave(torch.arange(len(grid), device=grid.device), grid.prod(dim=1))
     pos = pool.centers(clouds.pos, cell, len(batch))
     return cell, PointClouds(pos=pos, batch=batch, num_clouds=clouds.num_clouds, grid=grid).with_each()
-
-
-def exact_inputs(grid: Tensor, crops: Sequence[Sequence[int]], pools: Sequence[bool]) -> str:
-    """Return advice that names the sizes of square images near the given ones that all poolings divide.
-
-    Parameters
-    ----------
-    grid
-        Sizes ``[clouds, 2]`` of the input images, of which at least one is not exact.
-    crops
-        Margins that the blocks of each stage cut off.
-    pools
-        Whether a pooling follows each stage.
-    """
-    # Computed backwards: an output of side k needs an input of side smallest + step * k.
-    step, smallest = 1, 0
-    for margins, pool in zip(reversed(crops), reversed(pools), strict=True):
-        if pool:
-            step, smallest = step * POOL, smallest * POOL
-        smallest += 2 * sum(margins)
-    side = int(grid[(grid - smallest) % step != 0][0])
-    below = smallest + step * max(1, (side - smallest) // step)
-    above = below + step
-    return f"inputs of {below} x {below} or {above} x {above} keep all sizes exact"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, ClassVar, cast
 
 import torch
@@ -40,7 +39,7 @@ from lieattn.models._base.lifted import LiftedNetwork, without_lattice
 from lieattn.models._base.network import GroupField
 from lieattn.models._base.symmetry import Symmetry
 from lieattn.models._base.tied import tied_lengths
-from lieattn.models.gsa._geometry import POOL, GSAGeometry, cropped, exact_inputs, pooled
+from lieattn.models.gsa._geometry import POOL, GSAGeometry, cropped, pooled
 from lieattn.models.gsa._options import Dropouts, GSAHead, GSAOptions, GSAReadout, Stages
 from lieattn.nn import CloudNorm, GridPool, GroupSelfAttention, Inexact, LiftingSelfAttention, PreNormBlock
 from lieattn.nn.relative import (
@@ -356,9 +355,6 @@ class GSANet(LiftedNetwork):
         """
         coarsens, share = self.stages.coarsens, self.stages.share
         clouds = without_lattice(data, "a GSANet with crops or poolings") if coarsens else point_clouds(data)
-        margins_of, pools_of = self.stages.margins, self.stages.pools
-        # Called only if there is a raster to pool.
-        advice = partial(exact_inputs, cast(Tensor, clouds.grid), margins_of, pools_of)
         neighborhood, length = self.neighborhood, self.options.length
         factor = POOL if share is None else share ** (-1 / clouds.pos.shape[1])
         # After crops and poolings the vectors would not fit the points, but finite frames do not need them.
@@ -367,7 +363,7 @@ class GSANet(LiftedNetwork):
         graph: LiftedGraph | None = None if isinstance(self.frames, ScaleFrames) else lifting
         stages, behind = [], []
         cells: list[Tensor | Coarse | None] = []
-        for margins, pools in zip(margins_of, pools_of, strict=True):
+        for margins, pools in zip(self.stages.margins, self.stages.pools, strict=True):
             steps = []
             for margin in margins:
                 graph = self._lift(clouds, neighborhood, length, seen) if graph is None else graph
@@ -378,7 +374,7 @@ class GSANet(LiftedNetwork):
             cell: Tensor | Coarse | None = None
             if pools:
                 if share is None:
-                    cell, clouds = pooled(clouds, self.grid_pool, advice)
+                    cell, clouds = pooled(clouds, self.grid_pool)
                 else:
                     cell = coarsen(clouds, share)
                     clouds = cell.clouds

@@ -18,9 +18,7 @@ from lieattn._core.contexts import SeenWeights, is_watched, show, without_autoca
 from lieattn._core.kept_tables import ExactConstants
 from lieattn._core.numerics import LayerNorm, sums
 from lieattn.geometry import Neighbors, PointClouds
-from lieattn.models._base.inputs import (
-    field_values,
-)
+from lieattn.models._base.inputs import field_values
 from lieattn.nn.relative import keep_variance
 from lieattn.ops import RelativeTerms, group_attention
 from lieattn.reps import Representation, to_irreps

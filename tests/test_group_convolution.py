@@ -216,7 +216,7 @@ def test_norm_and_pooling_commute_with_the_group(reduction):
     with pytest.warns(UserWarning, match="breaks equivariance"):
         GridSpatialPool(2, inexact="warn")(x[..., :5, :])
     GridSpatialPool(2, inexact="allow")(x[..., :5, :])
-    with pytest.raises(ValueError, match="expected at least 2 x 2 pixels"):
+    with pytest.raises(ValueError, match="expected images of at least 2 x 2 pixels"):
         pool(x[..., :1, :])
 
 

@@ -24,17 +24,14 @@ from lieattn.cli._catalog import listed
 from lieattn.geometry import (
     AllPairs,
     Nearest,
-    PixelSquare,
     PrincipalFrames,
     Radius,
     ScaleFrames,
-    lift,
     pixel_positions,
     point_clouds,
 )
 from lieattn.groups import SO, cyclic, dihedral, tetrahedral
 from lieattn.models import Stages
-from lieattn.nn import AffineSelfConvolution
 from lieattn.nn.relative import RelativePositionTable
 from lieattn.spaces import Sphere
 from lieattn.testing import randomize
@@ -276,29 +273,15 @@ def test_weights_are_those_of_the_layers():
 
 @pytest.mark.parametrize("border", ["mask", "zero"])
 def test_attention_of_a_window_is_at_its_points(border):
-    class Window(models.Network):
-        def __init__(self):
-            super().__init__()
-            self.attention = AffineSelfConvolution(cyclic(4), 1, 2, RelativePositionTable.square(3, border=border))
-            self.head = torch.nn.Identity()
-
-        @property
-        def symmetry(self):
-            return models.Symmetry(cyclic(4))
-
-        def field(self, data, geometry=None):
-            graph = lift(data.pos, cyclic(4), PixelSquare(3))
-            return models.GroupField(self.attention(data.x[:, None].expand(-1, 4, -1), graph), graph)
-
-        def forward(self, data, geometry=None):
-            return self.field(data).x
-
-    network, data = Window().double(), image(4)
-    found = viz.Microscope(network, data).attention(15).sum(dim=1)
-    graph = lift(data.pos, cyclic(4), PixelSquare(3))
-    edges = network.attention.positions.edges(graph).neighbors
+    window = RelativePositionTable.square(3, border=border)
+    network = randomize(models.AffineSelfConvNet(cyclic(4), 1, 2, blocks=1, channels=4, window=window)).double().eval()
+    data, seen, layer = image(4), [], network.blocks[1].layer
+    layer.register_forward_pre_hook(lambda _, given: seen.append(given))
+    found = viz.Microscope(network, data).attention(15, layer=1).sum(dim=1)
+    network(data)
+    x, graph = seen[-1]
+    edges, weights = layer.positions.edges(graph).neighbors, layer.weights(x, graph).detach()
     mine = (edges.target == 15) & (edges.source < 16)
-    weights = network.attention.weights(data.x[:, None].expand(-1, 4, -1), graph).detach()
     assert found.nonzero()[:, 0].tolist() == [10, 11, 14, 15]
     torch.testing.assert_close(found[edges.source[mine]], weights[mine].mean(dim=(1, 2)))
     assert (float(found.sum()) < 0.99) == (border == "zero")

@@ -1556,13 +1556,17 @@ def test_checkpoint_alone_continues_its_run(finished, tmp_path, monkeypatch, cap
     assert main(["fit", "--ckpt_path", "here/checkpoints/last.ckpt", "--trust", *TRUST]) == 0
     assert_same_weights(checkpoint, finished / "checkpoints/last.ckpt")
 
-    # A copy continues in the default folder, and never in one that it names.
-    copied = shutil.copy(checkpoint, tmp_path / "copy.ckpt")
-    more = ["--trainer.max_epochs", str(EPOCHS + 1)]
+    # A copy continues in the default folder, and never in one that it names. Interrupted again, it tells the file.
+    copied = str(shutil.copy(checkpoint, tmp_path / "copy.ckpt"))
+    more = ["--trust", *TRUST, "--trainer.max_epochs", str(EPOCHS + 1)]
+    stop = [f"--trainer.callbacks={__name__}.SignalAt", "--trainer.callbacks.step", str(EPOCHS * ITEMS // BATCH + 1)]
+    stop += ["--trainer.callbacks.signum", str(int(signal.SIGINT))]
     before = checkpoint.read_bytes()
-    assert main(["fit", "--ckpt_path", str(copied), "--trust", *TRUST, *more]) == 0
+    assert main(["fit", "--ckpt_path", copied, *more, *stop]) == 128 + signal.SIGINT
     assert checkpoint.read_bytes() == before
-    assert (tmp_path / "runs/checkpoints/last.ckpt").is_file()
+    state = capsys.readouterr().err.rpartition("To continue: the same command with --ckpt_path ")[2].strip()
+    assert state == "runs/checkpoints/last.ckpt"
+    assert main(["fit", "--ckpt_path", state, *more]) == 0
 
 
 OF_LIGHTNING = {
@@ -1593,20 +1597,6 @@ def test_runs_with_parts_of_lightning_are_continued_from_the_checkpoint_alone(tm
     told = [str(warning.message) for warning in recwarn]
     assert sum("so no checkpoint has them; lieattn.train.Averaged" in message for message in told) == 2 * averages
     assert not [message for message in told if "Unable to serialize" in message]
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_interrupted_run_without_a_configuration_says_how_to_continue(finished, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    options = ["--trust", *TRUST, "--trainer.accelerator", "cpu", "--trainer.logger", "false"]
-    options += ["--trainer.max_epochs", str(EPOCHS + 1), "--trainer.default_root_dir", "runs"]
-    stop = [f"--trainer.callbacks={__name__}.SignalAt", "--trainer.callbacks.step", str(EPOCHS * ITEMS // BATCH + 1)]
-    stop += ["--trainer.callbacks.signum", str(int(signal.SIGINT))]
-    begun = str(finished / "checkpoints/last.ckpt")
-    assert main(["fit", "--ckpt_path", begun, *options, *stop]) == 128 + signal.SIGINT
-    state = capsys.readouterr().err.rpartition("To continue: the same command with --ckpt_path ")[2].strip()
-    assert state == "runs/checkpoints/last.ckpt"
-    assert main(["fit", "--ckpt_path", state, *options]) == 0
 
 
 def test_second_signal_stops_at_once(capfd):

@@ -281,6 +281,18 @@ def test_the_accuracy_of_rotated_mnist_is_that_of_the_record():
     assert f"It classifies {100 * run['accuracy']:.1f} % of 10,000" in " ".join(page.split())
 
 
+def test_errors_of_forces_are_those_of_the_experiments():
+    records = json.loads((EXAMPLES / "papers" / "results.json").read_text(encoding="utf-8"))
+    runs = [record for record in records if record["experiment"] == "homogeneous/rmd17"]
+    table = printed("results.md", "| molecule | ours |")
+    assert len(table) == len(runs) == 4
+    for (molecule, ours, cost, *_), run in zip(table, runs, strict=True):
+        energy, force = run["figures"].values()
+        assert next(iter(run["figures"])).startswith(molecule)
+        assert all(is_rounded(value, text) for value, text in zip((energy, force), numbers(ours), strict=True))
+        assert is_rounded(run["minutes"], numbers(cost)[0])
+
+
 SMALL = [
     record
     for record in json.loads((EXAMPLES / "results.json").read_text())

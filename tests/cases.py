@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable, Container, Iterable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,6 +54,21 @@ def refuses(*rows: tuple, error: Any = ValueError) -> Callable[..., None]:
             call()
 
     return test
+
+
+def quiet_trainer(**options: Any) -> Any:
+    """Return a trainer on the CPU that writes and shows nothing but what the options ask for."""
+    from lightning.pytorch import Trainer
+
+    off = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    return Trainer(**{"accelerator": "cpu", "max_epochs": 1, **off, **options})
+
+
+def save_untrained(task: Any, path: Path) -> None:
+    """Write the checkpoint of a task that was not trained."""
+    task.trainer = quiet_trainer(default_root_dir=path.parent)
+    task.trainer.strategy.connect(task)
+    task.trainer.save_checkpoint(path)
 
 
 def of_edges(graph: LiftedGraph) -> torch.Tensor:

@@ -60,7 +60,7 @@ from lieattn.models import (
 from lieattn.models.irreps import DistanceTransformer
 from lieattn.testing import assert_certified, randomize
 from lieattn.transforms import periodic_radius_graph
-from tests.cases import some
+from tests.cases import quiet_trainer, some
 
 QUICK = {"continuity": False, "rotations": 0, "elements": 2, "dtypes": [torch.float64]}
 
@@ -1121,9 +1121,7 @@ def monitored(network: nn.Module, epochs: int = 1, **options) -> list[tuple[int,
             found.append((self.current_epoch, batch_size, float(value)))
             assert name == "equivariance_error"
 
-    off = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-    monitor = EquivarianceMonitor(elements=1, **options)
-    trainer = lightning.Trainer(max_epochs=epochs, accelerator="cpu", callbacks=[monitor], **off)
+    trainer = quiet_trainer(max_epochs=epochs, callbacks=[EquivarianceMonitor(elements=1, **options)])
     with warnings.catch_warnings(action="ignore"):
         trainer.fit(Task(), *(DataLoader(clouds(), batch_size=2) for _ in range(2)))
     return found

@@ -8,7 +8,6 @@ from itertools import permutations
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Trainer
 from torch import nn
 from torch.utils.data import Dataset
 from torch_geometric.data import Batch, Data
@@ -22,7 +21,7 @@ from lieattn.models import EnergyAndForce, EnergyForces, Ensemble, FramewiseTran
 from lieattn.reps import Scalar, Vector
 from lieattn.testing import randomize
 from lieattn.train import PointSetClassifier, PointSetData, PointSetRegressor, load_task
-from tests.cases import short_training
+from tests.cases import quiet_trainer, short_training
 
 pytestmark = [
     short_training,
@@ -321,11 +320,6 @@ def whole_batch():
     return Batch.from_data_list([Clouds()[index] for index in range(len(Clouds()))])
 
 
-def quiet_trainer(root):
-    off = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
-    return Trainer(max_steps=1, inference_mode=False, accelerator="cpu", default_root_dir=root, **off)
-
-
 def classifier(seed, labels=1, group=T):
     made = FramewiseTransformer(group, 1, 2 * labels, channels=4, layers=1, neighborhood=Radius(2.0, smooth=True))
     return PointSetClassifier(randomize(made, seed), 2, labels=labels)
@@ -351,7 +345,7 @@ def checkpoints(tmp_path_factory):
     """Return checkpoint files of trained tasks, by name."""
     folder = tmp_path_factory.mktemp("checkpoints")
     for number, (name, make) in enumerate(TASKS.items()):
-        trainer = quiet_trainer(folder)
+        trainer = quiet_trainer(max_steps=1, default_root_dir=folder)
         trainer.fit(make().train(), PointSetData(Clouds(1.0 + number)))
         trainer.save_checkpoint(folder / f"{name}.ckpt")
     (folder / "damaged.ckpt").write_bytes((folder / "a.ckpt").read_bytes()[:-200])

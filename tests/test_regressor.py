@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 from torch.utils.data import Dataset
@@ -33,7 +32,7 @@ from lieattn.reps import Scalar, Vector
 from lieattn.train import LastCheckpoint, PointSetClassifier, PointSetData, PointSetRegressor, UsageError, load_task
 from lieattn.train._targets import WeightedMean, WeightedMeans, find_unused_weights, target_weights, weighted_sums
 from lieattn_datasets import areas_on_sphere, on_sphere
-from tests.cases import refuses, some
+from tests.cases import quiet_trainer, refuses, some
 
 
 class Springs(Dataset):
@@ -586,6 +585,8 @@ test_what_does_not_fit_is_named = refuses(
     (lambda: PointSetRegressor(Bond(), {"y": math.nan}), "targets: expected names with weights of at least 0"),
     (lambda: PointSetRegressor(Bond(), "y", shift=["z"]), "shift: \\['z'\\] are not among"),
     (lambda: PointSetRegressor(Bond(), "y", scale_of={"y": "z"}), "scale_of: \\['z'\\] are neither"),
+    (lambda: PointSetRegressor(Bond(), "y", extensive=["z"]), r"extensive: \['z'\] are not among the targets"),
+    (lambda: PointSetRegressor(Bond(), "y", shift=[], extensive=["y"]), r"extensive: \['y'\] have no shift"),
     (lambda: PointSetRegressor(Bond(), "charge").measure(Springs()), "24 of 24 training clouds have no charge"),
     (
         lambda: PointSetRegressor(Bond(3), "y").evaluate(batch(), "val"),
@@ -710,11 +711,7 @@ def test_components_that_are_never_known_have_no_shift_and_the_scale_one():
     assert y.isfinite().all()  # the data stay as they were
 
 
-def test_extensive_targets_have_one_number_for_each_cloud_and_a_shift():
-    with pytest.raises(ValueError, match=r"extensive: \['y'\] are not among the targets"):
-        PointSetRegressor(Constant(1), "energy", extensive=["y"])
-    with pytest.raises(ValueError, match=r"extensive: \['energy'\] have no shift"):
-        PointSetRegressor(Constant(1), "energy", shift=[], extensive=["energy"])
+def test_extensive_targets_have_one_number_for_each_cloud():
     module = measured(Constant(1), "energy", Chains(), extensive=["energy"])
     with pytest.raises(ValueError, match="extensive: expected one energy for each of 2 clouds"):
         module.model.shift_of("energy", torch.zeros(3), Batch.from_data_list([Chains()[0], Chains()[1]]))
@@ -724,12 +721,11 @@ def test_extensive_targets_have_one_number_for_each_cloud_and_a_shift():
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 def test_other_loaders_need_a_measurement():
     """A task measures the training set of a PointSetData by itself."""
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     module, loader = PointSetRegressor(Spring(), "energy"), DataLoader(list(Springs()), batch_size=8)
     with pytest.raises(ValueError, match=r"datamodule: .* call task\.measure\(clouds\) before"):
-        Trainer(accelerator="cpu", max_epochs=1, **quiet).fit(module, loader)
+        quiet_trainer().fit(module, loader)
     module.measure(Springs())
-    trainer = Trainer(accelerator="cpu", max_epochs=1, log_every_n_steps=1, **quiet)
+    trainer = quiet_trainer(log_every_n_steps=1)
     trainer.fit(module, loader)
     assert trainer.global_step == 3
 
@@ -745,13 +741,12 @@ def test_random_targets_are_measured_by_the_seed_of_the_data():
             item.energy = item.energy + 100 * torch.randn(1)
             return item
 
-    options = {"max_epochs": 1, "log_every_n_steps": 1, "logger": False, "enable_checkpointing": False}
     statistics, states = [], []
     for seed in (0, 1):
         torch.manual_seed(seed)
         module, before = PointSetRegressor(Spring(), "energy"), torch.get_rng_state()
         data = PointSetData(Noisy(), batch_size=24, seed=3)
-        Trainer(accelerator="cpu", enable_progress_bar=False, **options).fit(module, data)
+        quiet_trainer(log_every_n_steps=1).fit(module, data)
         statistics.append(torch.stack([module.shift_energy, module.scale_energy]))
         states.append(torch.equal(torch.get_rng_state(), before))
     assert torch.equal(*statistics)
@@ -963,9 +958,8 @@ def test_shifts_are_not_rounded_with_weights_in_half_precision(tmp_path):
         for _ in range(8)
     ]
     module = PointSetRegressor(FramewiseTransformer(tetrahedral(), 2, 1, channels=4, layers=1))
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
     last = LastCheckpoint(str(tmp_path))
-    trainer = Trainer(precision="bf16-true", max_epochs=1, callbacks=[last], **quiet)
+    trainer = quiet_trainer(precision="bf16-true", callbacks=[last], enable_checkpointing=True)
     trainer.fit(module, PointSetData(items, val=items))
     values = torch.cat([item.y for item in items])
     assert float(module.shift_y) == pytest.approx(float(values.mean()), rel=1e-6)

@@ -72,7 +72,7 @@ from lieattn.train._checkpoint import describe_input
 from lieattn.train._data import random_state, set_random_state
 from lieattn.train._tasks import _check_loss, _check_weights
 from lieattn_datasets import RandomRotatePoints
-from tests.cases import refuses, short_training, some
+from tests.cases import quiet_trainer, refuses, save_untrained, short_training, some
 
 pytestmark = short_training
 
@@ -663,14 +663,10 @@ def fit(
     )
     data = PointSetData(ToyClouds(noise=noise), val=ToyClouds(6), batch_size=batch_size, workers=workers, seed=2)
     last = LastCheckpoint(every_n_train_steps=every)
-    trainer = Trainer(
+    trainer = quiet_trainer(
         default_root_dir=root,
-        accelerator="cpu",
         callbacks=[CrashAt(crash), last, *(more or [])],
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **{"max_epochs": EPOCHS, **options},
+        **{"max_epochs": EPOCHS, "enable_checkpointing": True, **options},
     )
     trainer.fit(model, data, ckpt_path=last.path(trainer) if resume else None)
     return model
@@ -1073,8 +1069,7 @@ def test_features_are_standardized_with_the_network(tmp_path, monkeypatch):
 def test_schedules_need_an_epoch_with_a_known_number_of_batches(tmp_path):
     """The rate was constant, without a message."""
     task = PointSetClassifier(ToyNetwork(cyclic(4)), classes=2, schedule=WarmupCosine(1))
-    options = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False, "max_epochs": 3}
-    trainer = Trainer(default_root_dir=tmp_path, accelerator="cpu", enable_model_summary=False, **options)
+    trainer = quiet_trainer(default_root_dir=tmp_path, max_epochs=3)
     with pytest.raises(UsageError, match=r"^schedule: expected a training set with a length, since it counts epochs"):
         trainer.fit(task, DataLoader(ToyStream(), batch_size=2), DataLoader(ToyClouds(2)))
 
@@ -1097,7 +1092,7 @@ def test_loss_that_is_not_finite_stops_and_the_last_checkpoint_stays(tmp_path):
 )
 def test_errors_about_numbers_that_are_not_finite_name_the_precision(monkeypatch, precision, advice):
     task = PointSetClassifier(ToyNetwork(cyclic(4)), 2)
-    task.trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    task.trainer = quiet_trainer()
     monkeypatch.setattr(Trainer, "precision", precision)  # on CPUs, Lightning replaces some of them
     _check_loss(torch.tensor(3e38), task)
     _check_weights(task)
@@ -1350,10 +1345,7 @@ def test_subclass_adds_to_checkpoints(tmp_path):
             super().on_save_checkpoint(checkpoint)
             checkpoint["mine"] = [1, 2]
 
-    trainer = Trainer(default_root_dir=tmp_path, accelerator="cpu", logger=False, max_epochs=1)
-    trainer.strategy.connect(task := Task(ToyNetwork(cyclic(4)), 2))
-    task.trainer = trainer
-    trainer.save_checkpoint(tmp_path / "c.ckpt")
+    save_untrained(task := Task(ToyNetwork(cyclic(4)), 2), tmp_path / "c.ckpt")
     assert read_checkpoint(tmp_path / "c.ckpt")["mine"] == [1, 2]
     loaded = Task.load_from_checkpoint(tmp_path / "c.ckpt", network=ToyNetwork(cyclic(4)), classes=2)
     assert torch.equal(loaded.network.mlp[0].weight, task.network.mlp[0].weight)
@@ -1362,10 +1354,7 @@ def test_subclass_adds_to_checkpoints(tmp_path):
 def test_checkpoints_of_compiled_networks(tmp_path):
     """They are opened as those of the original network."""
     network = framewise()
-    task = PointSetClassifier(torch.compile(network, backend="eager"), 2)
-    task.trainer = trainer = Trainer(default_root_dir=tmp_path, accelerator="cpu", logger=False, max_epochs=1)
-    trainer.strategy.connect(task)
-    trainer.save_checkpoint(tmp_path / "c.ckpt")
+    save_untrained(PointSetClassifier(torch.compile(network, backend="eager"), 2), tmp_path / "c.ckpt")
     for loaded in (load_network(tmp_path / "c.ckpt"), load_task(tmp_path / "c.ckpt").network):
         assert all(torch.equal(value, network.state_dict()[name]) for name, value in loaded.state_dict().items())
     again = PointSetClassifier(torch.compile(framewise()), 2)

@@ -187,11 +187,11 @@ def continuity_rows(probe: Probe, task: Task, dim: int) -> Iterator[Row]:
         for check, promised, outputs in measured:
             with warnings.catch_warnings(), contextlib.suppress(*REFUSALS):
                 warnings.simplefilter("ignore")
-                for name, found in largest_jumps(path, outputs).items():
-                    allowed = task.limits[probe.dtype] * max(1.0, found.size) + found.rounding if promised else None
-                    passed = None if allowed is None else found.jump <= allowed
-                    relative = found.jump / found.size if found.size else 0.0
-                    yield Row(check, path.label, name, probe.precision, found.jump, relative, allowed, passed)
+                for name, (jump, size, rounding) in largest_jumps(path, outputs).items():
+                    allowed = task.limits[probe.dtype] * max(1.0, size) + rounding if promised else None
+                    passed = None if allowed is None else jump <= allowed
+                    relative = jump / size if size else 0.0
+                    yield Row(check, path.label, name, probe.precision, jump, relative, allowed, passed)
 
 
 def spreads_of(
@@ -362,18 +362,6 @@ class Path:
         return clouds
 
 
-@dataclass(frozen=True)
-class Jump:
-    """The largest jump of an output along a path.
-
-    ``size`` is the largest absolute value of the output. Changes up to ``rounding`` also occur if it is continuous.
-    """
-
-    jump: float
-    size: float
-    rounding: float
-
-
 def paths(cloud: Data, dim: int, generator: torch.Generator) -> Iterator[Path]:
     """Yield two paths: a point crosses and leaves the cloud; the cloud is stretched until two second moments cross."""
     pos = cloud.pos[:, :dim].double()
@@ -395,9 +383,10 @@ def paths(cloud: Data, dim: int, generator: torch.Generator) -> Iterator[Path]:
         yield Path("the cloud is stretched", cloud, pos, (factor - 1) * (centered @ axis)[:, None] * axis)
 
 
-def largest_jumps(path: Path, outputs: Outputs) -> dict[str, Jump]:
+def largest_jumps(path: Path, outputs: Outputs) -> dict[str, tuple[float, float, float]]:
     """Return the largest jump of each output ``[clouds | points, *]``.
 
+    The other numbers are the largest absolute value of the output, and the change that also occurs if it is continuous.
     The steps in which an output changes most are divided repeatedly.
     """
     times = torch.linspace(0, 1, _STEPS + 1, dtype=torch.float64)
@@ -427,7 +416,7 @@ def largest_jumps(path: Path, outputs: Outputs) -> dict[str, Jump]:
     for name, (_, low, high) in ends.items():
         steepest = float(_change(values[name][1:], values[name][:-1]).max())
         rounding = _STEEPER * steepest * _PARTS**-_ROUNDS
-        found[name] = Jump(float(_change(high, low).max()), float(values[name].abs().max()), rounding)
+        found[name] = float(_change(high, low).max()), float(values[name].abs().max()), rounding
     return found
 
 

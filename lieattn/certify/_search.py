@@ -125,9 +125,12 @@ def _errors(
         found: Mapping[str, Tensor] = {}
         with contextlib.suppress(*REFUSALS):
             found = probe(move.apply(clouds, inputs))
+        scaled = abs(float(torch.linalg.det(move.linear).abs()) - 1) > 1e-6
         for (name, number), before in errors.items():
-            error = _error(found.get(name), move, name, possible[name][number], reference[name], sizes)
-            errors[name, number] = max(before, error)
+            value, kind = reference[name], possible[name][number]
+            # Outputs of all kinds should not change with the scale.
+            expected = value if scaled else move.expected(name, kind, value, sizes)
+            errors[name, number] = max(before, relative_error(found.get(name), expected, value))
         if min(errors.values()) > tolerance:
             break
     return errors
@@ -184,12 +187,3 @@ def _finite_groups(dim: int) -> list[FiniteGroup]:
         return [*(make(n) for n in (8, 6, 4, 3, 2) for make in (dihedral, cyclic)), dihedral(1)]
     platonic = (full_icosahedral, icosahedral, full_octahedral, octahedral, full_tetrahedral, pyritohedral, tetrahedral)
     return [*(make() for make in platonic), *(cyclic_about(n) for n in (8, 6, 4, 3, 2)), inversion()]
-
-
-def _error(found: Tensor | None, move: Move, name: str, kind: Kind, reference: Tensor, sizes: Tensor) -> float:
-    """Return the largest error relative to the largest output (or 1): infinity for NaN and for refused clouds."""
-    if abs(float(torch.linalg.det(move.linear).abs()) - 1) > 1e-6:  # outputs of all kinds should not change with scale
-        expected = reference
-    else:
-        expected = move.expected(name, kind, reference, sizes)
-    return relative_error(found, expected, reference)

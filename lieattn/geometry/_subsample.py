@@ -73,7 +73,7 @@ def farthest_points(
             squares = [(x - y.index_select(0, clouds.batch)).square() for x, y in zip(columns, centers, strict=True)]
             nearest = torch.minimum(nearest, sum(squares[1:], start=squares[0]))
             nearest[current[current >= 0]] = _CHOSEN  # no point is chosen twice if points coincide
-            current = _first_farthest(nearest, clouds)
+            current = _first(_farthest(nearest, clouds), clouds)
     place = torch.arange(most, device=clouds.device)
     return chosen[place < wanted[:, None]]
 
@@ -305,13 +305,8 @@ def _starts(clouds: PointClouds, pos: Tensor, start: str, generator: torch.Gener
     elif start == "first":
         place = torch.zeros_like(size)
     else:
-        return _first_farthest((pos - clouds.mean(pos)[clouds.batch]).square().sum(-1), clouds)
+        return _first(_farthest((pos - clouds.mean(pos)[clouds.batch]).square().sum(-1), clouds), clouds)
     return torch.where(size > 0, order[(first + place).clamp(0, len(order) - 1)], -1)
-
-
-def _first_farthest(squared: Tensor, clouds: PointClouds) -> Tensor:
-    """Return the first point with the largest squared distance in each cloud ``[clouds]``, or -1 for empty clouds."""
-    return _first(_farthest(squared, clouds), clouds)
 
 
 def _farthest(squared: Tensor, clouds: PointClouds) -> Tensor:

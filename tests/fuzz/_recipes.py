@@ -195,11 +195,9 @@ OF_CLASS: dict[str, dict[str, Any]] = {
     "reps": {"rotation": ROTATION, "features": torch.randn(5, 3)},
 }
 
-_ON_GRID = {"x": ON_GRID, "in_channels": 4, "data": torch.randn(2, 4, 6, 6)}
 _LIE = {"neighborhood": Radius(1.5), "channels": 4, "layers": 1, "in_channels": 4, "space": spaces.Euclidean(SE(2))}
 _LIE |= {"frames": geometry.PrincipalFrames()}
 _SITES = geometry.Sites(CLOUDS, NEIGHBORS, spaces.Euclidean(SE(2)))
-_NET = {"network": gsa(), "data": DATA, "angles": [0.0], "head": VectorHead(8, 2)}
 _TO_IRREPS, _TO_FIBER = FiberToIrreps(octahedral(), 4), IrrepsToFiber(octahedral(), 4)
 _TO_FIBER_LINEAR = GroupLinear(octahedral(), 4, 4).to_irreps()
 _PHASE = {"position": POS, "momentum": torch.randn(6, 2), "mass": torch.rand(6) + 1, "times": torch.tensor([0.0, 0.1])}

@@ -421,7 +421,7 @@ def only_coarse(rows: Sequence[Row], finest: torch.dtype, away: float) -> Iterat
 
     The errors are larger than rounding explains. ``away`` is the result of :func:`extents_away`.
     """
-    name = _name(finest)
+    name = str(finest).removeprefix("torch.")
     broken = {row.output for row in rows if row.dtype == name and row.passed is False}
     failed = [row for row in rows if row.passed is False and row.dtype != name]
     for dtype in dict.fromkeys(row.dtype for row in failed):
@@ -444,6 +444,3 @@ def only_coarse(rows: Sequence[Row], finest: torch.dtype, away: float) -> Iterat
         check = " ".join(filter(None, (worst.check, worst.label, "in", dtype)))
         yield Diagnosis(check, None, None, (), cause, text)
 
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

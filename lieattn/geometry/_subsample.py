@@ -14,7 +14,7 @@ from lieattn._core.checks import check_arguments, check_choice, check_count, che
 from lieattn._core.functional import outside_of_transforms
 from lieattn._core.numerics import counts, maxima, reduced
 from lieattn.geometry._clouds import PointClouds, as_coordinates, point_clouds
-from lieattn.geometry._indices import check_indices, first_true, members, ranges
+from lieattn.geometry._indices import check_indices, check_mask, first_true, members, ranges
 from lieattn.geometry._movable import Movable
 from lieattn.geometry._search import TIE_TOLERANCE, pairs_between
 
@@ -264,9 +264,7 @@ def farthest_by_distance(
         raise ValueError(f"start: expected one point for each of {clouds} clouds, got {len(start)}")
     if mask is None:
         mask = torch.ones(clouds, size, dtype=torch.bool, device=distance.device)
-    check_is("mask", mask, Tensor)
-    if mask.shape != (clouds, size) or mask.dtype != torch.bool:
-        raise ValueError(f"mask: expected bool [{clouds}, {size}], got {mask.dtype} {tuple(mask.shape)}")
+    check_mask(mask, distance.device, distance.shape[:2])
     rows = torch.arange(clouds, device=distance.device)
     padded = mask.any(dim=1) & ~mask[rows, start]
     if padded.any():

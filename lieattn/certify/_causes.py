@@ -443,4 +443,3 @@ def only_coarse(rows: Sequence[Row], finest: torch.dtype, away: float) -> Iterat
             )
         check = " ".join(filter(None, (worst.check, worst.label, "in", dtype)))
         yield Diagnosis(check, None, None, (), cause, text)
-

@@ -160,15 +160,14 @@ class PrincipalFrames(CheckedFrames):
             pos = centered if group.is_affine else pos
             around = pos if basis is None else centered
             moments = _mean(around[:, :, None] * around[:, None, :], weights, clouds.batch, clouds.num_clouds)
-            candidates, own = [Candidates(pos, clouds.batch, noise)], noise
+            rows, own = None, noise
             if basis is not None:
                 # The mean is added after the projection. Before it, rounding of the mean would hide small clouds.
                 mean = basis.mT @ (pos - centered)[..., None]
-                moments, own = basis.mT @ moments[clouds.batch] @ basis + mean @ mean.mT, noise[clouds.batch]
-                candidates = [Candidates(pos, clouds.batch, noise, clouds.batch, basis)]
-            per_point = basis is not None
-            candidates += _input_vectors(sites, basis, per_point=per_point)
-            return _Data(above_rounding(own, moments), candidates, per_point=per_point)
+                moments, rows = basis.mT @ moments[clouds.batch] @ basis + mean @ mean.mT, clouds.batch
+                own = noise[rows]
+            candidates = [Candidates(pos, clouds.batch, noise, rows, basis), *_input_vectors(sites, rows, basis)]
+            return _Data(above_rounding(own, moments), candidates, per_point=rows is not None)
         target, seen = sites.neighbors.target, sites.neighbors.displacements(pos)
         weights = weights[sites.neighbors.source]
         if self.cutoff is not None:
@@ -181,7 +180,7 @@ class PrincipalFrames(CheckedFrames):
         candidates = [Candidates(seen[weights > 0], target[weights > 0], own)]
         if clouds.cell is None:
             candidates.append(Candidates(pos, clouds.batch, noise, clouds.batch, basis, center=pos))
-        candidates += _input_vectors(sites, basis, per_point=True)
+        candidates += _input_vectors(sites, clouds.batch, basis)
         return _Data(above_rounding(own, moments), candidates, per_point=True)
 
 
@@ -194,14 +193,14 @@ class _Data:
     per_point: bool
 
 
-def _input_vectors(sites: Sites, basis: Tensor | None, *, per_point: bool) -> list[Candidates]:
-    """Return candidates for axes of clouds or points from the input vectors, or an empty list if there are none."""
+def _input_vectors(sites: Sites, rows: Tensor | None, basis: Tensor | None) -> list[Candidates]:
+    """Return candidates from the input vectors, if there are any; ``rows`` are the clouds of points, or None."""
     given, clouds = sites.vectors, sites.clouds
     if given is None or given.numel() == 0:
         return []
     noise = rounding(given.dtype, given, clouds.batch, clouds.num_clouds)
     vectors, cloud = given.double().flatten(0, 1), clouds.batch.repeat_interleave(given.shape[1])
-    return [Candidates(vectors, cloud, noise, clouds.batch if per_point else None, basis)]
+    return [Candidates(vectors, cloud, noise, rows, basis)]
 
 
 def _mean(numbers: Tensor, weights: Tensor, row: Tensor, rows: int) -> Tensor:

@@ -12,7 +12,7 @@ gives rows ``(i, j)``. Edges are sorted by center, then by neighbor.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -386,21 +386,14 @@ def _with_edges(data: Data, found: Neighbors, flow: Flow, displacements: bool) -
     # Attributes of earlier edges are removed.
     data.edge_shift = None if found.shift is None else found.shift.to(data.pos.dtype)
     data.edge_vec = found.displacements(data.pos) if displacements else None
-    if isinstance(data, Batch):
+    parts, offsets = getattr(data, "_slice_dict", None), getattr(data, "_inc_dict", None)
+    if isinstance(data, Batch) and parts is not None and offsets is not None:  # it was built from single clouds
         counts = torch.bincount(data.batch[found.target], minlength=data.num_graphs)
-        # Attributes of edges that are added later have the same parts.
-        _note_parts(data, counts, ("edge_index", "edge_attr", "edge_shift", "edge_vec"))
-        if (offsets := getattr(data, "_inc_dict", None)) is not None and data.get("ptr") is not None:
-            data._inc_dict = {**offsets, "edge_index": data.ptr[:-1].cpu()}
+        ends = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).cpu()
+        # to_data_list needs to know the entries of each cloud. Attributes of edges that are added later have the same.
+        names = ("edge_index", "edge_attr", "edge_shift", "edge_vec")
+        # These are new dictionaries, since the present ones are shared with the batch that was transformed.
+        data._slice_dict = parts | dict.fromkeys(names, ends)
+        none = dict.fromkeys(names, torch.zeros(len(counts), dtype=torch.int64))
+        data._inc_dict = none | offsets | {"edge_index": data.ptr[:-1].cpu()}
     return data
-
-
-def _note_parts(batch: Batch, counts: Tensor, names: Sequence[str]) -> None:
-    """Record how many entries of batch attributes belong to each cloud, which ``to_data_list`` needs."""
-    parts, offsets = getattr(batch, "_slice_dict", None), getattr(batch, "_inc_dict", None)
-    if parts is None or offsets is None:  # the batch was not built from single clouds
-        return
-    ends = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).cpu()
-    # These are new dictionaries, since the present ones are shared with the batch that was transformed.
-    batch._slice_dict = parts | dict.fromkeys(names, ends)
-    batch._inc_dict = dict.fromkeys(names, torch.zeros(len(counts), dtype=torch.int64)) | offsets

@@ -23,7 +23,6 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from lightning.pytorch import Callback
 from torch import nn
 from torch.utils.data import Dataset
 from torch_geometric.data import Batch, Data
@@ -43,6 +42,7 @@ from lieattn.groups import SO, FiniteGroup, LieGroup, cyclic, octahedral, trivia
 from lieattn.models import AffineSelfConvNet
 from lieattn.testing import randomize
 from lieattn.viz import comparison, save
+from tests.test_averaging import DECAY, Steps, averages
 
 HERE = __name__
 ROOT = Path(__file__).parents[1]
@@ -392,40 +392,28 @@ def test_picture_has_a_panel_for_each_cost(finished, tmp_path):
         comparison({**report, "summary": []})
 
 
-class Trained(Callback):
-    """Records the weights after each training step."""
-
-    def __init__(self) -> None:
-        self.states: list[dict[str, torch.Tensor]] = []
-
-    def on_train_batch_end(self, trainer, pl_module, *_) -> None:
-        self.states.append({name: value.clone() for name, value in pl_module.state_dict().items()})
-
-
 def test_averages_of_the_weights_are_tested_and_kept(tmp_path, monkeypatch):
     """There is only one validation, of the averages at the end. A model can turn averaging off."""
     seen, real = [], cells.make_trainer
 
     def watched(settings, callbacks, **options):
-        seen.append(Trained())
+        seen.append(Steps())
         return real(settings, callbacks=[*callbacks, seen[-1]], **options)
 
     monkeypatch.setattr(cells, "make_trainer", watched)
-    options = {"ema": 0.8, "data__rotate_test": False, "budget__evaluations": 1, "trainer__precision": "64-true"}
+    options = {"ema": DECAY, "data__rotate_test": False, "budget__evaluations": 1, "trainer__precision": "64-true"}
     report = compare(tmp_path, **QUICK, **options, **{"models__first coordinate__ema": 0})
     trained = [callback.states for callback in seen if callback.states]
-    assert [cell["ema"] for cell in report["cells"]] == [0.8, None]
+    assert [cell["ema"] for cell in report["cells"]] == [DECAY, None]
     for cell, states in zip(report["cells"], trained, strict=True):
-        wanted, last = states[0], states[-1]
-        for n, state in enumerate(states[1:], 1):
-            decay = min(cell["ema"] or 0.0, (1 + n) / (10 + n))
-            wanted = {name: decay * wanted[name] + (1 - decay) * state[name] for name in state}
+        last = {name: value for name, value in states[-1].items() if value.is_floating_point()}
+        wanted = averages(states) if cell["ema"] else last
         file = tmp_path / f"cells/{cell['model'].replace(' ', '_')}-1-0/best.ckpt"
         saved = train.read_checkpoint(file)["state_dict"]
         assert "current_model_state" not in saved
-        for key in (key for key, value in saved.items() if value.is_floating_point()):
-            torch.testing.assert_close(saved[key], wanted[key], rtol=0, atol=1e-9)
-            assert cell["ema"] is None or not torch.allclose(saved[key], last[key], rtol=0, atol=1e-4)
+        for name, value in last.items():
+            torch.testing.assert_close(saved[f"network.{name}"], wanted[name], rtol=0, atol=1e-9)
+            assert cell["ema"] is None or not torch.allclose(wanted[name], value, rtol=0, atol=1e-4)
         network = train.load_network(file, [__name__.partition(".")[0]]).double()
         rods = Batch.from_data_list([Rods()[index] for index in range(10)])
         rods.x, rods.pos = rods.x.double(), rods.pos.double()

@@ -774,8 +774,6 @@ def test_the_command_draws_trained_networks(tmp_path, monkeypatch, capsys):
         assert Path(drawn).stat().st_size > 10_000
     for arguments, told in (
         (["--layer", "9", "--view", "field"], "layer: expected one of 0 (lifting)"),
-        (["--head", "8", "--view", "attention"], "head: expected one of 0..7, got 8"),
-        (["--point", "99", "--view", "rollout"], "point: expected one of 0..63, got 99"),
         (["--view", "everything"], "argument --view: invalid choice: 'everything'"),
         (["--out", "p.xyz"], "argument --out: expected a file .png, .gif, .html, or a folder, got 'p.xyz'"),
     ):

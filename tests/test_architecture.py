@@ -64,10 +64,10 @@ MOST_LINES = 500
 # What each part may cost: lines, files and public names. A change that needs more raises a number here, in the same
 # diff, where a reviewer sees it; a change that takes something out lowers it.
 BUDGETS = {
-    "_core": (1476, 13, 0),
+    "_core": (1480, 13, 0),
     "ase": (351, 1, 0),
     "bench": (1400, 6, 3),
-    "certify": (2857, 10, 8),
+    "certify": (2852, 10, 8),
     "cli": (2601, 10, 3),
     "compare": (1717, 7, 16),
     "geometry": (4505, 16, 43),
@@ -77,7 +77,7 @@ BUDGETS = {
     "nn": (6202, 20, 77),
     "ops": (10844, 47, 32),
     "reps": (788, 4, 15),
-    "spaces": (400, 2, 5),
+    "spaces": (397, 2, 5),
     "testing": (618, 3, 10),
     "torchsim": (95, 1, 0),
     "train": (3108, 11, 32),

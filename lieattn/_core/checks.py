@@ -315,6 +315,11 @@ def check_field(x: Tensor, graph: Any, channels: int, fiber: int | None = None) 
     return x
 
 
+def is_whole(value: Tensor) -> bool:
+    """Return whether a tensor has an integer dtype."""
+    return not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
+
+
 def permutation_table(argument: str, given: Any, expected: str) -> Tensor:
     """Return permutations ``[rows, points]`` int64, or raise ValueError unless each row is one of 0..points - 1."""
     try:
@@ -323,8 +328,7 @@ def permutation_table(argument: str, given: Any, expected: str) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{argument}: expected {expected}, got {given!r}") from error
     check_has_numbers(argument, table)
-    whole = not (table.dtype == torch.bool or table.is_floating_point() or table.is_complex())
-    if table.ndim != 2 or not whole or 0 in table.shape:
+    if table.ndim != 2 or not is_whole(table) or 0 in table.shape:
         raise ValueError(f"{argument}: expected {expected}, got shape {tuple(table.shape)} of {table.dtype}")
     table, last = table.long().cpu(), table.shape[1] - 1
     for number, row in enumerate(table.tolist()):

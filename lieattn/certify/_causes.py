@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
+from lieattn._core.checks import is_whole
 from lieattn.certify._certificate import NOT_PROMISED, Diagnosis, Row
 from lieattn.certify._elements import Element, are_among, elements_of
 from lieattn.certify._moves import (
     Kind,
     Move,
     center_and_extent,
-    is_whole,
     motion,
     other_images,
     permutation,

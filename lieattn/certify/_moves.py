@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lieattn._core.checks import check_arguments, check_tensor
+from lieattn._core.checks import check_arguments, check_tensor, is_whole
 from lieattn._core.values import attributes_of_points, select_points
 from lieattn.certify._elements import Element, are_among, random_rotation
 from lieattn.geometry import Raster, pixel_positions, point_clouds
@@ -217,11 +217,6 @@ def point_indices(cloud: Data) -> Iterator[str]:
         if isinstance(value, Tensor) and is_whole(value) and "batch" not in name and name != "ptr":
             if (torch.as_tensor(cloud.__inc__(name, value)) == cloud.num_nodes).any():
                 yield name
-
-
-def is_whole(value: Tensor) -> bool:
-    """Return whether a tensor has an integer dtype."""
-    return not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
 
 
 # --- moves --------------------------------------------------------------------------------------------------------

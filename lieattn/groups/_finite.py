@@ -22,6 +22,7 @@ from lieattn._core.checks import (
     check_last,
     check_none,
     check_positive,
+    is_whole,
     kind,
     permutation_table,
     shown,
@@ -361,7 +362,6 @@ def check_group(argument: str, group: object, allowed: type[Group] = FiniteGroup
 _LOW_PRECISION = (torch.float32, torch.float16, torch.bfloat16)
 _MOST_POWERS = 1000  # of a generator, to explain why there are too many elements
 _DISTINCT = 1e-6  # matrices whose entries differ by less are the same element
-_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def _as_tensor(argument: str, matrices: Tensor | np.ndarray[Any, Any] | Sequence[Any], axis: str) -> Tensor:
@@ -428,7 +428,7 @@ def cayley_table(matrices: Tensor, name: str, tolerance: float) -> Tensor:
 def rows(argument: str, index: int | Tensor, table: Tensor, name: str) -> Tensor:
     """Return ``table[index]``, or raise an error that names the group if an index is out of range."""
     try:
-        whole = index.dtype in _WHOLE if isinstance(index, Tensor) else isinstance(index, int | np.integer)
+        whole = is_whole(index) if isinstance(index, Tensor) else isinstance(index, int | np.integer)
         if whole and not isinstance(index, bool) and not any_negative(index):
             # Of the other integers, torch reads bytes as masks, and refuses some.
             return _rows_at(table, index.to(table.device, torch.int64)) if isinstance(index, Tensor) else table[index]

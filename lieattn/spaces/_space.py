@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -130,7 +129,9 @@ class HomogeneousSpace:
         ``h`` is None, the result is the section, with a fiber of one element.
         """
         self.check("x", x)
-        section = self._element("section", self.section(x), x, x.shape[:-1])[..., None, :, :]
+        section, sizes, what = self.section(x), (self.group.size,) * 2, f"elements of {self.group.name}"
+        check_returned(f"section of {self.name}", section, what, (*x.shape[:-1], *sizes), x)
+        section = section[..., None, :, :]
         if h is None:
             return section
         if self.stabilizer is None:
@@ -140,13 +141,9 @@ class HomogeneousSpace:
             raise ValueError(f"h: expected [fiber, k, k] or [*, fiber, k, k], got {tuple(h.shape)}")
         check_broadcast("x", x.shape[:-1], "h", h.shape[:-3])
         h = h.to(dtype=x.dtype, device=x.device)
-        return self.group.product(section, self._element("embed", self.embed(h), h, h.shape[:-2]))
-
-    def _element(self, method: str, found: Tensor, like: Tensor, leading: Sequence[int]) -> Tensor:
-        """Return what a method found, or raise an error unless it has the shape of elements of G."""
-        shape = (*leading, self.group.size, self.group.size)
-        check_returned(f"{method} of {self.name}", found, f"elements of {self.group.name}", shape, like)
-        return found
+        embedded = self.embed(h)
+        check_returned(f"embed of {self.name}", embedded, what, (*h.shape[:-2], *sizes), h)
+        return self.group.product(section, embedded)
 
     # --- checks ---------------------------------------------------------------------------------------------------
 

@@ -521,6 +521,13 @@ test_cloud_errors_name_the_argument = refuses(
 )
 
 
+@pytest.mark.parametrize("kernel", [BumpKernel, NetworkKernel])
+def test_kernels_are_for_their_group(kernel):
+    """The number of its elements may be the same."""
+    with pytest.raises(ValueError, match="graph: is lifted to D2, but this kernel is for C4"):
+        kernel(cyclic(4), 2, 1).convolve(torch.randn(5, 4, 2), lift(torch.randn(5, 2), dihedral(2), Radius(1.0)))
+
+
 def test_cloud_layers_refuse_what_does_not_fit():
     layer = GroupConvolution(NetworkKernel(cyclic_about(4), 2, 1))
     graph = lift(torch.randn(5, 3), cyclic_about(4), Radius(1.0))

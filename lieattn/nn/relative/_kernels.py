@@ -105,10 +105,11 @@ class ConvolutionKernel(RelativeFunction):
     def convolve(
         self, x: Float[Tensor, "points frames inputs"], graph: LiftedGraph
     ) -> Float[Tensor, "points fiber outputs"]:
-        """Compute Σ_j Σ_b Σ_c ψ_oc(u) x_c(j, b), from ``[points, frames, in]`` to ``[points, fiber, out]``."""
-        check_features(x, next(self.parameters()))
-        check_graph(graph, LiftedGraph, x)
-        check_field(x, graph, self.in_channels, self.poses)
+        """Compute Σ_j Σ_b Σ_c ψ_oc(u) x_c(j, b), from ``[points, frames, in]`` to ``[points, fiber, out]``.
+
+        ValueError is raised for other shapes and, without ``lifting``, for graphs of another group.
+        """
+        self._check(x, graph)
         psi = cast(Tensor, measured(self(graph), graph, "none", x.dtype).psi)
         values = psi.permute(0, 2, 4, 1, 3).flatten(3).flatten(1, 2)
         source, target, row = graph.neighbors.source, graph.neighbors.target, graph.relative.row
@@ -124,6 +125,13 @@ class ConvolutionKernel(RelativeFunction):
             target = target[order]
         out = sums(messages, target, len(x))
         return out.unflatten(1, (graph.fiber, self.out_channels))
+
+    def _check(self, x: Tensor, graph: LiftedGraph) -> None:
+        """Raise TypeError or ValueError unless a field and a graph fit the kernel."""
+        check_features(x, next(self.parameters()))
+        check_graph(graph, LiftedGraph, x)
+        check_lifted_to(graph, None if self.lifting else self.group, "kernel")
+        check_field(x, graph, self.in_channels, self.poses)
 
 
 def to_targets(psi: Tensor, x: Tensor, graph: LiftedGraph) -> Tensor:
@@ -309,7 +317,7 @@ class NetworkKernel(ExactConstants, ConvolutionKernel):
         return units.gather(2, self.relative[None, :, :, None].expand(len(units), -1, -1, units.shape[-1]))
 
     def convolve(self, x: Tensor, graph: LiftedGraph) -> Tensor:
-        check_features(x, self.mix, self.in_channels)
+        self._check(x, graph)
         units = self.features(graph)
         if self.form == "separable":
             outs = self.relative[:1] if self.lifting else self.relative
@@ -378,11 +386,11 @@ class BumpKernel(ExactConstants, ConvolutionKernel):
         return torch.einsum("tam,muoc->tauoc", self.bumps(graph), self.weight)
 
     def convolve(self, x: Tensor, graph: LiftedGraph) -> Tensor:
+        self._check(x, graph)
         bumps, row = self.bumps(graph), graph.relative.row
         if row is not None and len(bumps) <= _MOST_TYPES:
             return super().convolve(x, graph)
         # The matrices come before the sum over neighbors: each bump is a head.
-        check_features(x, self.weight, self.in_channels)
         outs = self.relative[:1] if self.lifting else self.relative
         mixed = torch.einsum("pbc,maboc->pamo", x, self.weight[:, outs])
         terms = RelativeTerms(psi=bumps[:, :, None, :, None], row=row)

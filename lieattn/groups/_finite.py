@@ -185,6 +185,7 @@ class FiniteGroup(Group):
         A floating tensor ``g`` is returned unchanged. ValueError is raised if an index is out of range; the message
         calls it ``argument``.
         """
+        check_is("argument", argument, str)
         check_is("like", like, Tensor)
         if isinstance(g, Tensor) and g.is_floating_point():
             return g

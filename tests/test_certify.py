@@ -7,6 +7,8 @@ import dataclasses
 import json
 import math
 import re
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -50,39 +52,32 @@ from lieattn.train._checkpoint import describe_input, random_clouds
 from tests.test_networks import AFFINE, crystals, directed, framewise, images, lie, molecules, pixels, steerable
 
 
+def distance(difference: torch.Tensor) -> torch.Tensor:
+    return difference.norm(dim=1, keepdim=True)
+
+
+def pinwheel(difference: torch.Tensor) -> torch.Tensor:
+    """Return a function that is invariant to quarter turns, but not to eighth turns or mirrors."""
+    x, y = difference.split(1, dim=1)
+    return x.abs() + y.abs() + x * y * (x.square() - y.square())
+
+
 class Pairs(nn.Module):
     """The mean of a function of the difference over all pairs of a cloud, as invariant as the function."""
 
     guarantee = "invariant to translations and to what keeps the function"
 
-    def __init__(self, group: FiniteGroup | None = None, dropout: float = 0.0) -> None:
+    def __init__(self, group: FiniteGroup | None = None, dropout: float = 0.0, feature: Callable = distance) -> None:
         super().__init__()
         if group is not None:
             self.symmetry = group
+        self.feature = feature
         self.mlp = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 3))
-
-    def feature(self, difference: torch.Tensor) -> torch.Tensor:
-        return difference.norm(dim=1, keepdim=True)
 
     def forward(self, data: Batch) -> torch.Tensor:
         i, j = (data.batch[:, None] == data.batch[None, :]).nonzero(as_tuple=True)
         found = self.feature(data.pos[i] - data.pos[j])
         return global_mean_pool(self.mlp(torch.cat([data.x[j], found], dim=1)), data.batch[i])
-
-
-class Squares(Pairs):
-    """Depends on |x| + |y| of a difference, which is invariant to quarter turns but not to eighth turns."""
-
-    def feature(self, difference: torch.Tensor) -> torch.Tensor:
-        return difference.abs().sum(dim=1, keepdim=True)
-
-
-class Pinwheel(Pairs):
-    """Depends on a function of a difference that is invariant to quarter turns, but not to eighth turns or mirrors."""
-
-    def feature(self, difference: torch.Tensor) -> torch.Tensor:
-        x, y = difference.split(1, dim=1)
-        return x.abs() + y.abs() + x * y * (x.square() - y.square())
 
 
 class Absolute(Pairs):
@@ -93,28 +88,25 @@ class Absolute(Pairs):
         return global_mean_pool(self.mlp(torch.cat([data.x, radius], dim=1)), data.batch)
 
 
-class FirstPoint(Pairs):
-    """Uses the first point of each cloud, so it depends on the order of the points."""
+class After(Pairs):
+    """Changes the outputs by a function of them and of the data."""
 
-    def forward(self, data: Batch) -> torch.Tensor:
-        return super().forward(data) + data.x[data.ptr[:-1]]
+    def __init__(self, change: Callable, group: FiniteGroup | None = None) -> None:
+        super().__init__(group)
+        self.change = change
 
-
-class Leaking(Pairs):
-    """Subtracts the mean over the whole batch, so clouds of a batch affect each other."""
-
-    def forward(self, data: Batch) -> torch.Tensor:
-        return super().forward(data) - data.x.mean()
+    def forward(self, data: Batch) -> torch.Tensor | dict[str, torch.Tensor]:
+        return self.change(super().forward(data), data)
 
 
-class NotANumber(Pairs):
-    def forward(self, data: Batch) -> torch.Tensor:
-        return super().forward(data) * float("nan")
-
-
-class Twice(Pairs):
-    def forward(self, data: Batch) -> torch.Tensor:
-        return data.x.repeat(2, 1)
+Squares = partial(Pairs, feature=lambda one: one.abs().sum(dim=1, keepdim=True))  # invariant to quarter turns
+Pinwheel = partial(Pairs, feature=pinwheel)
+FirstPoint = partial(After, lambda out, data: out + data.x[data.ptr[:-1]])  # depends on the order of the points
+Leaking = partial(After, lambda out, data: out - data.x.mean())  # clouds of a batch affect each other
+NotANumber = partial(After, lambda out, data: out * math.nan)
+Twice = partial(After, lambda out, data: data.x.repeat(2, 1))
+Blind = partial(After, lambda out, data: global_add_pool(data.x, data.batch))  # depends on features and numbers alone
+Named = partial(After, lambda out, data: {"constant": data.x.new_ones(data.num_graphs, 1), "seen": out})
 
 
 def clouds(dim: int = 2, number: int = 3, seed: int = 0) -> list[Data]:
@@ -331,13 +323,6 @@ def test_symmetry_is_unique_or_larger_than_promised():
     assert {f"element of {name} about its axis, outside of C3z" for name in ("C6", "SO(2)")} <= set(about)
 
 
-class Blind(Pairs):
-    """Depends only on the features and the number of points."""
-
-    def forward(self, data: Batch) -> torch.Tensor:
-        return global_add_pool(data.x, data.batch)
-
-
 class Large(nn.Module):
     """A large constant, of which only rounding depends on the points, and a large number that vanishes at one place."""
 
@@ -366,11 +351,6 @@ def test_the_order_of_points_is_judged_if_asked_for():
     for permute, judged in ((None, None), (True, False)):
         rows = certify(network, clouds(), permute=permute, continuity=False).rows
         assert {row.passed for row in rows if row.check == "permutation"} == {judged}
-
-
-class Named(Pairs):
-    def forward(self, data: Batch) -> dict[str, torch.Tensor]:
-        return {"constant": data.x.new_ones(data.num_graphs, 1), "seen": super().forward(data)}
 
 
 @pytest.mark.parametrize("dtypes", [[torch.float32], [torch.float64], [torch.float32, torch.float64]], ids=str)

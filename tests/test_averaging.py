@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EMAWeightAveraging
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn
@@ -25,7 +25,7 @@ from lieattn.train import (
     load_weights,
     read_checkpoint,
 )
-from tests.cases import short_training
+from tests.cases import quiet_trainer, short_training
 from tests.test_train import Crash, CrashAt, ToyNetwork, config, fit, write
 
 pytestmark = [
@@ -82,8 +82,7 @@ def test_averages_are_saved_validated_and_kept(tmp_path):
             assert torch.equal(value, last)  # batches are counted, not averaged
     assert moved > 0.01  # otherwise the averages would equal the last weights, and the test would compare nothing
     validated = float(task.trainer.callback_metrics["val/loss"])
-    tester = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False)
-    (measured,) = tester.validate(task, task.trainer.datamodule, verbose=False)
+    (measured,) = quiet_trainer().validate(task, task.trainer.datamodule, verbose=False)
     assert measured["val/loss"] == pytest.approx(validated, rel=1e-6)
 
 
@@ -166,10 +165,11 @@ def test_statistics_of_the_data_and_geometry_go_along(tmp_path):
 
     def run(crash, path=None):
         task, last = PointSetRegressor(framewise(2.0)), LastCheckpoint(str(tmp_path), every_n_train_steps=1)
-        options = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "max_epochs": 2}
+        options = {"default_root_dir": tmp_path, "enable_checkpointing": True, "max_epochs": 2}
         callbacks = [AveragedWeights(0.9), last, CrashAt(crash)]
-        trainer = Trainer(default_root_dir=tmp_path, accelerator="cpu", callbacks=callbacks, **options)
-        trainer.fit(task, PointSetData(Sizes(), val=Sizes(), batch_size=4), ckpt_path=path)
+        quiet_trainer(callbacks=callbacks, **options).fit(
+            task, PointSetData(Sizes(), val=Sizes(), batch_size=4), ckpt_path=path
+        )
         return task
 
     def framewise(radius):

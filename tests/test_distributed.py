@@ -51,7 +51,7 @@ from lieattn.train import (
 )
 from lieattn.train._callbacks import _WholeFiles
 from lieattn.train._data import random_state, set_random_state, set_random_states
-from tests.cases import short_training
+from tests.cases import quiet_trainer, short_training
 
 pytestmark = short_training
 
@@ -420,11 +420,10 @@ def train_one_output(rank: int, folder: Path, devices: int) -> dict[str, Tensor]
     network = FramewiseTransformer(cyclic(2), 1, 1, channels=4, layers=1, neighborhood=Radius(2.0))
     heads = {"u": InvariantHead(4, 1, pool="none"), "dipole": DipoleHead(4, 2)}
     task = PointSetRegressor(FieldModel(network, Heads(heads)).double(), "u")
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    quiet |= {"enable_checkpointing": False, "default_root_dir": folder, "precision": "64-true"}
-    strategy = "ddp" if devices > 1 else "auto"
-    trainer = Trainer(accelerator="cpu", devices=devices, strategy=strategy, max_epochs=2, **quiet)
-    trainer.fit(task, PointSetData(Clouds(12), val=Clouds(4), batch_size=4 // devices))
+    options = {"strategy": "ddp" if devices > 1 else "auto", "max_epochs": 2, "precision": "64-true"}
+    quiet_trainer(devices=devices, default_root_dir=folder, **options).fit(
+        task, PointSetData(Clouds(12), val=Clouds(4), batch_size=4 // devices)
+    )
     return {name: weight.detach().clone() for name, weight in task.network.named_parameters()}
 
 

@@ -26,7 +26,7 @@ from lieattn.compare import build_task, read_settings
 from lieattn.geometry import pixel_positions
 from lieattn.train import PointSetData, PointSetTask, UsageError, register_types
 from lieattn_datasets import Constellation, ImagePoints, NBodySimulated, ProceduralShapes, Springs
-from tests.cases import some
+from tests.cases import quiet_trainer, some
 
 PAPERS = Path(__file__).parent.parent / "examples" / "papers"
 FILES = {
@@ -229,11 +229,8 @@ def test_experiment_starts(name, tmp_path):
     sets = {stage: made(found.data[stage]) for stage in ("train", "val") if found.data.get(stage)}
     before = [weight.detach().clone() for weight in task.parameters()]
     kept = {key: value for key, value in found.trainer.items() if key in ("max_epochs", "gradient_clip_val")}
-    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     limits = {"limit_train_batches": 2, "limit_val_batches": 1, "inference_mode": False}
-    trainer = Trainer(
-        accelerator="cpu", default_root_dir=tmp_path, callbacks=[Stop()], **kept | {"max_epochs": 100} | quiet | limits
-    )
+    trainer = quiet_trainer(default_root_dir=tmp_path, callbacks=[Stop()], **kept | {"max_epochs": 100} | limits)
     trainer.fit(task, PointSetData(**sets, batch_size=2))
     assert trainer.global_step == 2
     assert math.isfinite(trainer.callback_metrics["train/loss"])

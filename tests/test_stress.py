@@ -5,7 +5,6 @@ import copy
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Trainer
 from torch import nn
 from torch_geometric.data import Batch, Data
 
@@ -15,7 +14,7 @@ from lieattn.models import EnergyForces, EnergyForceStress
 from lieattn.models.irreps import DistanceTransformer
 from lieattn.testing import randomize, relative_error
 from lieattn.train import PointSetData, PointSetRegressor
-from tests.cases import short_training
+from tests.cases import quiet_trainer, short_training
 from tests.test_crystals import MODELS, crystal
 
 F64 = torch.float64
@@ -244,8 +243,7 @@ def test_training_learns_stresses(target):
         return {name: float((found[name] - held[name]).abs().mean()) for name in task.targets}
 
     before = errors()
-    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = Trainer(accelerator="cpu", max_epochs=8, enable_model_summary=False, **options)
+    trainer = quiet_trainer(max_epochs=8)
     trainer.fit(task.train(), data)
     after = errors()
     for name in ("energy", "force", target):
@@ -279,10 +277,9 @@ def test_training_learns_stresses_of_crystals_among_slabs_and_molecules():
         target = torch.cat([data[name] for data in clouds])
         error = (getattr(found, name) - target).abs()
         expected += float(error[target.isfinite()].mean())
-    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = Trainer(accelerator="cpu", max_epochs=2, enable_model_summary=False, **options)
     first = []
     task.on_train_batch_end = lambda outputs, batch, index: first.append(float(outputs["loss"]))
+    trainer = quiet_trainer(max_epochs=2)
     trainer.fit(task, PointSetData(clouds, clouds, batch_size=5, shuffle=False))
     assert first[0] == pytest.approx(expected, rel=1e-5)
     assert all(bool(weight.isfinite().all()) for weight in task.parameters())

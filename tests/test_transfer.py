@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from lightning.pytorch import Trainer
 from torch_geometric.data import Data
 
 import lieattn
@@ -38,6 +37,7 @@ from lieattn.nn import FieldHead, Heads, InvariantHead, VectorHead
 from lieattn.reps import Pseudovector, SymmetricTensor, Vector
 from lieattn.testing import randomize
 from lieattn.train import PointSetClassifier, PointSetData, load_network
+from tests.cases import quiet_trainer
 
 T, NEAR = tetrahedral(), Radius(2.0, smooth=True)
 LOCAL = {"frames": T, "neighborhood": NEAR, "channels": 8, "layers": 1, "heads": 2}
@@ -317,8 +317,8 @@ def test_a_head_can_be_trained_alone(tmp_path):
     for name, weight in network.named_parameters():
         weight.requires_grad_(name.startswith("head."))
     before = copy.deepcopy(network.state_dict())
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    trainer = Trainer(max_epochs=1, default_root_dir=tmp_path, enable_checkpointing=False, **quiet)
-    trainer.fit(PointSetClassifier(network, 2), PointSetData(train=Clouds(), batch_size=2))
+    quiet_trainer(default_root_dir=tmp_path).fit(
+        PointSetClassifier(network, 2), PointSetData(train=Clouds(), batch_size=2)
+    )
     changed = {name for name, weight in network.state_dict().items() if not torch.equal(weight, before[name])}
     assert changed == {name for name in before if name.startswith("head.")}

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import yaml
 from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 from torch.utils.data import Dataset
@@ -33,6 +32,7 @@ from lieattn.train import LastCheckpoint, PointSetClassifier, PointSetData, Poin
 from lieattn.train._targets import WeightedMean, WeightedMeans, find_unused_weights, target_weights, weighted_sums
 from lieattn_datasets import areas_on_sphere, on_sphere
 from tests.cases import quiet_trainer, refuses, some
+from tests.test_train import Stacked, config, write
 
 
 class Springs(Dataset):
@@ -374,13 +374,6 @@ def test_numbers_of_points_have_one_shift_and_scale(numbers, outputs, sizes, shi
     assert found["test/error"] == pytest.approx(float((expected - charges).abs().mean()))
 
 
-class Stacked(Data):
-    """A cloud whose target is stacked in batches."""
-
-    def __cat_dim__(self, key: str, value: object, *rest: object) -> int | None:
-        return None if key == "y" else super().__cat_dim__(key, value)
-
-
 def test_stacked_numbers_of_clouds_have_shifts_and_scales_of_their_own():
     items = [Stacked(pos=torch.randn(2, 3), y=torch.tensor([float(number), 10.0 * number])) for number in range(4)]
     module = measured(Constant(2), "y", items)
@@ -602,35 +595,27 @@ test_what_does_not_fit_is_named = refuses(
 )
 
 
-def test_the_command_trains_on_forces_and_writes_predictions(tmp_path, capsys):
+def test_the_command_trains_on_forces_and_writes_predictions(tmp_path, monkeypatch):
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # and restore what the run sets
     springs = {"class_path": f"{__name__}.Springs"}
-    config = {
-        "model": {
-            "class_path": "lieattn.train.PointSetRegressor",
-            "init_args": {
-                "network": {"class_path": f"{__name__}.Spring"},
-                "targets": {"energy": 0.1, "force": 1.0},
-                "scale_of": {"energy": "force"},
-                "optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.05}},
-            },
-        },
-        "data": {"train": springs, "val": springs, "test": springs, "predict": springs, "batch_size": 8},
-        "trainer": {
-            "default_root_dir": str(tmp_path),
-            "accelerator": "cpu",
-            "max_epochs": 12,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            "log_every_n_steps": 1,
+    content = config(tmp_path, max_epochs=12)
+    content["model"] = {
+        "class_path": "lieattn.train.PointSetRegressor",
+        "init_args": {
+            "network": {"class_path": f"{__name__}.Spring"},
+            "targets": {"energy": 0.1, "force": 1.0},
+            "scale_of": {"energy": "force"},
+            "optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.05}},
         },
     }
-    file = tmp_path / "run.yaml"
-    file.write_text(yaml.safe_dump(config))
-    assert main(["fit", "--config", str(file)]) == 0
+    content["data"] = dict.fromkeys(("train", "val", "test", "predict"), springs) | {"batch_size": 8}
+    content["trainer"]["callbacks"] = []
+    file = write(tmp_path / "run.yaml", content)
+    assert main(["fit", "--config", file]) == 0
     checkpoint = torch.load(tmp_path / "checkpoints/best.ckpt", weights_only=True)
     state = checkpoint["state_dict"]
     assert float(state["network.stiffness"] * state["scale_force"]) == pytest.approx(50, rel=0.05)
-    assert main(["predict", "--config", str(file), "--ckpt_path", "best"]) == 0
+    assert main(["predict", "--config", file, "--ckpt_path", "best"]) == 0
     rows = {name: Path(tmp_path / f"predictions_{name}.csv").read_text().splitlines() for name in ("energy", "force")}
     assert len(rows["energy"]) == 25
     assert len(rows["force"]) == 49

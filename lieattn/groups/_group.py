@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from jaxtyping import Float
@@ -255,7 +255,7 @@ class Group:
         check_is(method, subgroup, Group)
         if getattr(subgroup, "order", None) != count:
             raise ValueError(f"{method}: expected {counted(count, 'element')}, got {subgroup!r}")
-        elements: Tensor = vars(subgroup)["elements"].clone()  # the caller may modify them, but not the subgroup
+        elements: Tensor = cast(Any, subgroup).elements.clone()  # the caller may modify them, but not the subgroup
         self.check(method, elements)
         return finish(elements, dtype, device)
 

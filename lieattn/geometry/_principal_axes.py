@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from lieattn._core.functional import accumulates, is_mapped, outside_of_transforms, transformed
-from lieattn._core.numerics import maxima
 from lieattn.geometry._indices import members, ranges
 from lieattn.geometry._search import TIE_TOLERANCE
 
@@ -70,7 +69,7 @@ class Candidates:
 
 def rounding(dtype: torch.dtype, numbers: Tensor, row: Tensor, rows: int) -> Tensor:
     """Return the rounding error ``[rows]`` of numbers ``[n, *]`` of a dtype, each of which belongs to a row."""
-    largest = maxima(numbers.detach().double().abs().flatten(1).amax(1), row, rows)
+    largest = _largest(numbers.detach().double().abs().flatten(1).amax(1), row, rows)
     return 2 * torch.finfo(dtype).eps * largest
 
 
@@ -195,8 +194,8 @@ def _first_farthest(
     rows = len(found)
     across = _across(vectors, found[row])
     length = torch.linalg.vector_norm(across, dim=-1)
-    extent = maxima(torch.linalg.vector_norm(vectors, dim=-1), row, rows)
-    farthest = maxima(length, row, rows)
+    extent = _largest(torch.linalg.vector_norm(vectors, dim=-1), row, rows)
+    farthest = _largest(length, row, rows)
     margin = TIE_TOLERANCE * farthest + _NOISE * noise
     tied = length >= (farthest - margin)[row]
     place = torch.arange(len(row), device=row.device)
@@ -204,7 +203,7 @@ def _first_farthest(
     first.scatter_reduce_(0, row[tied], place[tied], "amin")
     known = farthest > torch.maximum(least * extent, _NOISE * noise)
     apart = torch.linalg.vector_norm(across[tied] - across[first[row[tied]]], dim=-1)
-    return first, known, known & (maxima(apart, row[tied], rows) > 2 * margin)
+    return first, known, known & (_largest(apart, row[tied], rows) > 2 * margin)
 
 
 def _any_across(found: Tensor) -> Tensor:
@@ -223,6 +222,11 @@ def _across(vectors: Tensor, found: Tensor) -> Tensor:
     """Return the parts of vectors ``[*, k]`` that are perpendicular to orthonormal columns ``[*, k, m]``."""
     along = (vectors[..., None, :] @ found)[..., 0, :]
     return vectors - (found @ along[..., None])[..., 0]
+
+
+def _largest(sizes: Tensor, row: Tensor, rows: int) -> Tensor:
+    """Return the largest of the sizes ``[n]`` of each row, ``[rows]``, or 0. It takes a third of the time of maxima."""
+    return sizes.new_zeros(rows).scatter_reduce(0, row, sizes, "amax")
 
 
 # --- second derivatives that do not exist ---------------------------------------------------------------------------

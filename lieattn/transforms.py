@@ -12,9 +12,10 @@ gives rows ``(i, j)``. Edges are sorted by center, then by neighbor.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
@@ -32,7 +33,7 @@ from lieattn._core.checks import (
     may_read_values,
     shown,
 )
-from lieattn._core.values import attributes_of_points, select_points
+from lieattn._core.values import attributes_of_points, entries, select_points
 from lieattn.geometry import Nearest, Neighbors, Radius, farthest_points, find_neighbors, point_clouds
 
 __all__ = [
@@ -324,8 +325,7 @@ class FarthestPoints(BaseTransform):
     """Transform that keeps a fraction ``ratio`` of the points of each cloud, chosen by :func:`fps`.
 
     Points are kept in the order in which they are chosen, with all attributes of points; the ``grid`` of images is
-    removed. Batches are made again of their clouds. ValueError is raised for data with edges or faces, which could lose
-    their points, and for attributes that were added to a batch.
+    removed. ValueError is raised for data with edges or faces, which could lose their points.
     """
 
     def __init__(self, ratio: float = 0.5, *, start: Literal["outermost", "first"] = "outermost") -> None:
@@ -337,16 +337,18 @@ class FarthestPoints(BaseTransform):
         """Select the points of the data and return it. Calling the transform changes a copy."""
         if data.get("edge_index") is not None or data.get("face") is not None:
             raise ValueError("data: expected points without edges or faces; select points before making edges")
-        if isinstance(data, Batch) and (parts := getattr(data, "_slice_dict", None)) is not None:
-            if late := sorted(set(data.keys()) - {*parts, "batch", "ptr", "num_nodes"}):
-                expected = "expected attributes of the clouds that the batch was made of"
-                raise ValueError(f"data.{late[0]}: {expected}, got one that was added later; select points before")
-            return Batch.from_data_list([self.forward(cloud) for cloud in data.to_data_list()])
         chosen = fps(data.pos, data.get("batch"), self.ratio, start=self.start)
-        select_points(data, chosen, attributes_of_points(data))
+        names = attributes_of_points(data)
+        if isinstance(data, Batch):
+            names = [name for name in names if not _is_list_of_clouds(data, name)]
+            _select_in_clouds(data, chosen)
+        select_points(data, chosen, names)
         if data.get("ptr") is not None:
             counts = torch.bincount(data.batch, minlength=len(data.ptr) - 1)
             data.ptr = torch.cat([data.ptr.new_zeros(1), counts.cumsum(0)])
+            _note_parts(data, counts, [name for name in names if name in getattr(data, "_slice_dict", ())])
+            if hasattr(data._store, "_num_nodes"):
+                data._store._num_nodes = counts.tolist()
         if data.get("num_nodes") is not None and "num_nodes" in data:
             data.num_nodes = len(chosen)
         if "grid" in data:  # chosen pixels are no image
@@ -372,6 +374,29 @@ class Standardize(BaseTransform):
         return data
 
 
+def _is_list_of_clouds(batch: Batch, name: str) -> bool:
+    """Return whether an attribute of a batch is a list with the attributes of the clouds that the batch was made of."""
+    return name in getattr(batch, "_slice_dict", ()) and isinstance(batch[name], list)
+
+
+def _select_in_clouds(batch: Batch, chosen: Tensor) -> None:
+    """Select the points in lists, tuples and arrays with an entry for each point, of which batches have one per cloud.
+
+    ``chosen`` are the points of the batch, cloud by cloud.
+    """
+    names = [name for name in batch.keys() if _is_list_of_clouds(batch, name)]
+    if not names:
+        return
+    sizes = torch.bincount(batch.batch, minlength=batch.num_graphs)
+    cloud, starts = batch.batch[chosen], sizes.cumsum(0) - sizes
+    parts = (chosen - starts[cloud]).split(torch.bincount(cloud, minlength=batch.num_graphs).tolist())
+    for name in names:
+        batch[name] = [
+            entries(value, 0, part) if isinstance(value, list | tuple | np.ndarray) and len(value) == size else value
+            for value, part, size in zip(batch[name], parts, sizes.tolist(), strict=True)
+        ]
+
+
 def _check_ratio(ratio: float) -> None:
     if not 0 < ratio <= 1:
         raise ValueError(f"ratio: expected a number in (0, 1], got {ratio!r}")
@@ -386,14 +411,21 @@ def _with_edges(data: Data, found: Neighbors, flow: Flow, displacements: bool) -
     # Attributes of earlier edges are removed.
     data.edge_shift = None if found.shift is None else found.shift.to(data.pos.dtype)
     data.edge_vec = found.displacements(data.pos) if displacements else None
-    parts, offsets = getattr(data, "_slice_dict", None), getattr(data, "_inc_dict", None)
-    if isinstance(data, Batch) and parts is not None and offsets is not None:  # it was built from single clouds
+    if isinstance(data, Batch):
         counts = torch.bincount(data.batch[found.target], minlength=data.num_graphs)
-        ends = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).cpu()
-        # to_data_list needs to know the entries of each cloud. Attributes of edges that are added later have the same.
-        names = ("edge_index", "edge_attr", "edge_shift", "edge_vec")
-        # These are new dictionaries, since the present ones are shared with the batch that was transformed.
-        data._slice_dict = parts | dict.fromkeys(names, ends)
-        none = dict.fromkeys(names, torch.zeros(len(counts), dtype=torch.int64))
-        data._inc_dict = none | offsets | {"edge_index": data.ptr[:-1].cpu()}
+        # Attributes of edges that are added later have the same parts.
+        _note_parts(data, counts, ("edge_index", "edge_attr", "edge_shift", "edge_vec"))
+        if (offsets := getattr(data, "_inc_dict", None)) is not None and data.get("ptr") is not None:
+            data._inc_dict = {**offsets, "edge_index": data.ptr[:-1].cpu()}
     return data
+
+
+def _note_parts(batch: Batch, counts: Tensor, names: Sequence[str]) -> None:
+    """Record how many entries of batch attributes belong to each cloud, which ``to_data_list`` needs."""
+    parts, offsets = getattr(batch, "_slice_dict", None), getattr(batch, "_inc_dict", None)
+    if parts is None or offsets is None:  # the batch was not built from single clouds
+        return
+    ends = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).cpu()
+    # These are new dictionaries, since the present ones are shared with the batch that was transformed.
+    batch._slice_dict = parts | dict.fromkeys(names, ends)
+    batch._inc_dict = dict.fromkeys(names, torch.zeros(len(counts), dtype=torch.int64)) | offsets

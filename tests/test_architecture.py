@@ -64,7 +64,7 @@ MOST_LINES = 500
 # What each part may cost: lines, files and public names. A change that needs more raises a number here, in the same
 # diff, where a reviewer sees it; a change that takes something out lowers it.
 BUDGETS = {
-    "_core": (1480, 13, 0),
+    "_core": (1481, 13, 0),
     "ase": (351, 1, 0),
     "bench": (1400, 6, 3),
     "certify": (2852, 10, 8),
@@ -81,10 +81,10 @@ BUDGETS = {
     "testing": (618, 3, 10),
     "torchsim": (95, 1, 0),
     "train": (3108, 11, 32),
-    "transforms": (399, 1, 0),
+    "transforms": (431, 1, 0),
     "viz": (2763, 10, 13),
     "datasets": (8579, 30, 80),
-    "tests": (53500, 148, 0),
+    "tests": (53493, 148, 0),
     "examples": (3335, 32, 0),
 }
 ROOMS = frozenset({"__init__.py", "__main__.py", "ase.py", "torchsim.py", "transforms.py"})  # beside the packages

@@ -94,12 +94,6 @@ def on_images(**stages):
     return gsa(blocks=Stages(**stages), in_channels=1, neighborhood=Radius(1.5))
 
 
-def with_late_attribute():
-    batch = Batch.from_data_list([Data(pos=POS)])
-    batch.late = POS
-    return batch
-
-
 def called(name, bad):
     """Call an entry point with valid arguments except for these."""
     found = entrance(name)
@@ -293,7 +287,6 @@ CASES = [
     (lambda: transforms.radius(POS, POS.to("meta"), 1.0), ValueError, {}, "x, y", "meta"),
     (lambda: transforms.radius(POS, POS, 1.0, *[POS[:, 0]] * 2), TypeError, {}, "batch_x", "float32"),
     (lambda: transforms.FarthestPoints(2.0), ValueError, {}, "ratio", "2.0"),
-    (lambda: transforms.FarthestPoints()(with_late_attribute()), ValueError, {}, "data.late", "added later"),
     (lambda: transforms.Standardize(zeros(2), zeros(2)), ValueError, {}, "mean, std", "[0., 0.]"),
     (lambda: transforms.from_offsets(OFFSETS | {"offset": torch.tensor([2, 5])}), ValueError, {}, "offset", "[2, 5]"),
     (lambda: transforms.from_offsets(OFFSETS | {"offset": torch.tensor([6, 4, 6])}), ValueError, {}, "offset", "[6, 4"),

@@ -55,15 +55,16 @@ def attributes_of_points(data: Any) -> list[str]:
 
 
 def select_points(data: Any, index: Tensor, names: Iterable[str]) -> None:
-    """Replace attributes of points by their entries at these points, ``[points kept]`` int64.
-
-    Attributes are tensors, with the axis of points, or lists, tuples and arrays.
-    """
+    """Replace attributes of points by their entries at these points, ``[points kept]`` int64."""
     for name in names:
         value = data[name]
-        if isinstance(value, Tensor):
-            data[name] = value.index_select(data.__cat_dim__(name, value), index.to(value.device))
-        elif isinstance(value, list | tuple):
-            data[name] = type(value)([value[i] for i in index.tolist()])
-        else:
-            data[name] = value[index.cpu().numpy()]
+        data[name] = entries(value, data.__cat_dim__(name, value), index)
+
+
+def entries(value: Any, axis: int, index: Tensor) -> Any:
+    """Return entries of an attribute of points: a tensor, with the axis of points, or a list, tuple or array."""
+    if isinstance(value, Tensor):
+        return value.index_select(axis, index.to(value.device))
+    if isinstance(value, list | tuple):
+        return type(value)([value[i] for i in index.tolist()])
+    return value[index.cpu().numpy()]

@@ -48,9 +48,9 @@ class RandomTransform(Configured):
     """A random transform, whose numbers are a stream that the seed and the class determine.
 
     If the seed of torch has changed since the transform was constructed, the numbers also depend on torch's generator.
-    Worker processes of a loader therefore draw different numbers, which
-    differ between epochs and follow ``torch.manual_seed``. In a loader that seeds torch for each item, such as
-    ``lieattn.train.PointSetData``, the numbers of an item do not depend on the other items.
+    Worker processes of a loader therefore draw different numbers, which differ between epochs and follow
+    ``torch.manual_seed``. In a loader that seeds torch for each item, such as ``lieattn.train.PointSetData``, the
+    numbers of an item do not depend on the other items.
 
     Transforms of different classes have different streams. Two transforms of the same class in a chain need different
     seeds.
@@ -265,8 +265,8 @@ class TransformFields(Configured):
 class RandomRotateFields(RandomTransform):
     """Rotate each cloud with its vectors and tensors by a random rotation, as :class:`TransformFields` does.
 
-    The rotations are a random stream that the seed determines; see ``RandomTransform`` in this package for
-    workers. Batches are refused, since their clouds would share one rotation.
+    The rotations are a random stream that the seed determines; see ``RandomTransform`` in this package for workers.
+    Batches are refused, since their clouds would share one rotation.
 
     Parameters
     ----------

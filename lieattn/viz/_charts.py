@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ def accuracy_by_angle(curves: Mapping[str, tuple[Sequence[float], Sequence[float
     """Draw accuracy against the angle by which the test set is rotated, with one named line for each entry.
 
     ``curves`` maps the name of a network or group to its angles in radians, in any order, and its accuracies in [0, 1].
+    Names are written along the lines, where there is room.
     """
     check_arguments(accuracy_by_angle, locals())
     lines = {}
@@ -37,10 +39,13 @@ def accuracy_by_angle(curves: Mapping[str, tuple[Sequence[float], Sequence[float
             raise ValueError(f"curves[{name!r}]: expected finite angles and accuracies in [0, 1]")
     from matplotlib.ticker import MultipleLocator
 
-    figure, axes = _labeled_lines("rotation of the test set (degrees)", "accuracy (%)", lines, ylim=(0, 105))
+    figure, axes = _labeled_lines(
+        "rotation of the test set (degrees)", "accuracy (%)", lines, ylim=(0, 112), beside=False
+    )
     axes.set_title(title, size=10, color=INK)
     axes.set_yticks(range(0, 101, 20))
     axes.spines["left"].set_bounds(0, 100)
+    _write_along(axes, lines)
     span = max(x[-1] for x, _ in lines.values()) - min(x[0] for x, _ in lines.values())
     if span > 0:
         steps = (1, 5, 15, 45, 90, 180, 360)
@@ -94,9 +99,10 @@ def _labeled_lines(
     lines: Mapping[str, tuple[Any, Any]],
     ylim: tuple[float, float] | None = None,
     scale: str = "linear",
+    beside: bool = True,
 ) -> tuple[Figure, Axes]:
-    """Draw lines, with their names beside their right ends, moved apart if they would overlap."""
-    figure, (axes,) = charts([xlabel], 4.85 + 0.1 * max(map(len, lines)), 3.4)
+    """Draw lines, with their names ``beside`` their right ends, moved apart if they would overlap, or without names."""
+    figure, (axes,) = charts([xlabel], 4.85 + 0.1 * max(map(len, lines)) * beside, 3.4)
     axes.set_ylabel(ylabel, size=9, color=INK)
     axes.set_yscale(scale)
     ends = []
@@ -105,6 +111,8 @@ def _labeled_lines(
         axes.plot(x, y, **style, markersize=3.5, markevery=max(1, len(x) // 25), linewidth=1.4, clip_on=False)
         ends.append((float(y[np.isfinite(y)][-1]), name, style["color"]))
     axes.set_ylim(axes.get_ylim() if ylim is None else ylim)
+    if not beside:
+        return figure, axes
     ends.sort(key=lambda end: end[0])
     heights = (axes.transData - axes.transAxes).transform([(axes.get_xlim()[0], height) for height, _, _ in ends])
     # The least squares of shifts for which neighbors are at least a gap apart.
@@ -113,6 +121,35 @@ def _labeled_lines(
     for place, (_, name, color) in zip(places, ends, strict=True):
         axes.text(1.03, place, name, transform=axes.transAxes, color=color, size=9, va="center", weight="bold")
     return figure, axes
+
+
+def _write_along(axes: Axes, lines: Mapping[str, tuple[Any, Any]]) -> None:
+    """Write the name of each line above or below it, where the other lines and the names leave most room."""
+    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+    high = 0.07 * (top - bottom)
+    places = np.linspace(left, right, 201)
+    heights = {name: np.interp(places, x, y) for name, (x, y) in lines.items()}
+    taken: list[tuple[float, float, float]] = []  # ends of a name, and its height
+    for number, (name, own) in enumerate(heights.items()):
+        half = 1 + int(1.2 * len(name))  # places on each side of the middle of the name
+        others = [other for key, other in heights.items() if key != name]
+        best = (-np.inf, 0.0, 0.0)
+        for middle, side in itertools.product(range(half, len(places) - half), (1, -1)):
+            span = slice(middle - half, middle + half + 1)
+            first, last = places[span][[0, -1]]
+            edge, steep = (side * own[span]).max(), np.ptp(own[span])
+            above = [side * other[span] for other in others]
+            above += [side * y + np.array([-high, high]) / 2 for a, b, y in taken if a < last and b > first]
+            # What ends below the line, or hardly above it, is not in the way; what crosses the name leaves no room.
+            ceiling = min((y.min() for y in above if y.max() > edge + high / 2), default=np.inf)
+            room = min(ceiling, side * (top if side == 1 else bottom)) - edge
+            alone = min((abs(other[middle] - own[middle]) for other in others), default=high)
+            score = min(room, 1.5 * high) + min(alone, high) - steep / 2
+            best = max(best, (score, places[middle], side * (edge + 0.7 * high)), key=lambda one: one[0])
+        _, x, y = best
+        reach = half * (places[1] - places[0])
+        taken.append((x - reach, x + reach, y))
+        axes.text(x, y, name, ha="center", va="center", color=line_style(number)["color"], size=9, weight="bold")
 
 
 def charts(xlabels: Sequence[str], width: float, height: float) -> tuple[Figure, list[Axes]]:

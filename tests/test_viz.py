@@ -7,7 +7,7 @@ import json
 import math
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +59,29 @@ def test_accuracy_by_angle():
     assert axes.get_title() == "digits"
     assert list(axes.get_yticks()) == [0, 20, 40, 60, 80, 100]
     assert set(np.diff(axes.get_xticks())) == {15}
+
+
+def test_names_are_written_along_lines_without_overlap():
+    angles = np.arange(17) * math.pi / 8
+    flat, bent = np.full(17, 0.95), np.where(np.arange(17) % 4 == 2, 0.55, 0.95)
+    curves = {
+        "flat": (angles, flat),
+        "bent": (angles, bent),
+        "near": (angles, flat + 0.01),
+        "low": (angles, flat - 0.8),
+    }
+    figure = viz.accuracy_by_angle(curves)
+    (axes,) = figure.axes
+    figure.canvas.draw()
+    boxes = [text.get_window_extent() for text in axes.texts]
+    assert [text.get_text() for text in axes.texts] == list(curves)
+    assert [text.get_color() for text in axes.texts] == [line.get_color() for line in axes.lines]
+    for first, second in combinations(boxes, 2):
+        assert not first.overlaps(second)
+    for line in axes.lines:
+        points = axes.transData.transform(np.column_stack([np.linspace(0, 360, 721)] * 2))
+        points[:, 1] = np.interp(points[:, 0], *axes.transData.transform(line.get_xydata()).T)
+        assert not any(box.count_contains(points) for box in boxes)
 
 
 def test_more_curves_than_colors_have_other_markers():

@@ -588,6 +588,16 @@ def test_pages_of_large_clouds_have_means_and_sums(monkeypatch, tmp_path):
         microscope.save(tmp_path / "page.html")
 
 
+@pytest.mark.parametrize("named", [False, True])
+def test_a_page_names_classes(named, tmp_path):
+    network, cloud = gsa(cyclic(2)), Data(x=torch.rand(5, 1), pos=torch.rand(5, 2), y=torch.tensor([1]))
+    classes = [f"kind {number}" for number in range(10)] if named else []
+    text, _ = content(viz.Microscope(network, cloud, turns=2, classes=classes).save(tmp_path / "page.html"))
+    names = classes or [f"class {number}" for number in range(10)]
+    predicted = names[int(network.eval()(cloud).argmax())]
+    assert re.search(rf"prediction: {predicted} \(\d+ %\), target: {names[1]}", text)
+
+
 def test_a_page_holds_the_numbers_and_nothing_from_elsewhere(flat, tmp_path):
     text, page = content(flat.save(tmp_path / "page.HTML", "attention", point=9, layer=2, head=1))
     assert not re.search(r"https?://|src=|<link|@import|fetch\(|XMLHttp", text)

@@ -106,7 +106,7 @@ def _trained(options: argparse.Namespace) -> tuple[Any, Any, str, dict[str, Tens
     """The network of a checkpoint, clouds, a text that names their source, and the weights with the units."""
     checkpoint = read_checkpoint(options.checkpoint)
     network = load_network(options.checkpoint, options.trust)
-    clouds, source = test_clouds(checkpoint["lieattn"], network, options)
+    clouds, source, _ = test_clouds(checkpoint["lieattn"], network, options)
     return network, clouds, source, checkpoint["state_dict"]
 
 
@@ -121,12 +121,12 @@ def _foreign(options: argparse.Namespace) -> tuple[Any, Any, str, dict[str, Tens
         clouds: Any = given_clouds(options.data, options.clouds, settings_of("data", options.settings))
         source = f"{len(clouds)} clouds of {options.data}"
     elif options.data is not None:
-        clouds, source = test_clouds({"config": {}, "input": None}, network, options)
+        clouds, source, _ = test_clouds({"config": {}, "input": None}, network, options)
     elif options.images is not None:
         clouds = drawn_images(network, options.clouds, options.images, options.seed)
         source = f"{options.clouds} random images of {' x '.join(map(str, options.images))}"
     elif is_trained(options.checkpoint) and not options.random:
-        clouds, source = item_of_card(options.checkpoint)
+        clouds, source, _ = item_of_card(options.checkpoint)
     else:
         clouds = drawn_clouds(network, options.clouds, options.points, options.dim, options.features, options.seed)
         source = f"{options.clouds} random clouds of {options.points} points in {clouds[0].pos.shape[1]} dimensions"

@@ -13,6 +13,7 @@ from torch_geometric.data import Data
 
 from lieattn.cli import ArgumentParser, natural, output_file
 from lieattn.cli._target import (
+    Clouds,
     add_cloud_options,
     is_network,
     is_trained,
@@ -52,7 +53,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
     )
     from lieattn.viz import Microscope
 
-    network, clouds, source = _loaded(options)
+    network, (clouds, source, classes) = _loaded(options)
     print(f"clouds: {source}")
     chosen = {key: getattr(options, key) for key in _CHOICES}
     is_file = options.out.suffix in _SUFFIXES
@@ -61,7 +62,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
         path = options.out / f"{stem}.png"
         if is_file:
             path = options.out.with_stem(f"{options.out.stem}_{number}") if len(clouds) > 1 else options.out
-        print(f"picture: {Microscope(network, cloud, seed=options.seed).save(path, **chosen)}")
+        print(f"picture: {Microscope(network, cloud, seed=options.seed, classes=classes).save(path, **chosen)}")
         if options.view is None and not is_file:
             _draw_attention_map(network, cloud, options.out / f"{stem}_attention.png")
     return 0
@@ -122,18 +123,18 @@ def _out(suffixes: Sequence[str], text: str) -> Path:
     return path
 
 
-def _loaded(options: argparse.Namespace) -> tuple[nn.Module, list[Data], str]:
-    """The network, the clouds, and a text that names the source of the clouds."""
+def _loaded(options: argparse.Namespace) -> tuple[nn.Module, Clouds]:
+    """The network and the clouds."""
     trained, given = is_trained(options.checkpoint), options.data
     if not is_network(options.checkpoint):
         network = load_network(options.checkpoint, options.trust)
-        return network, *test_clouds(read_checkpoint(options.checkpoint)["lieattn"], network, options)
+        return network, test_clouds(read_checkpoint(options.checkpoint)["lieattn"], network, options)
     network = load(options.checkpoint, options.trust)
     if given is not None:
-        return network, *test_clouds({"config": {}, "input": None}, network, options)
+        return network, test_clouds({"config": {}, "input": None}, network, options)
     if not trained:
         raise UsageError(f"--data: expected --data CLASS, since {options.checkpoint} has no test set")
-    return network, *item_of_card(options.checkpoint)
+    return network, item_of_card(options.checkpoint)
 
 
 def _figure(name: str, figure: str, arguments: Sequence[str]) -> int:

@@ -7,7 +7,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from jsonargparse import ArgumentParser as SignatureParser
@@ -176,10 +176,18 @@ def is_network(name: str) -> bool:
     return is_trained(name) or name.startswith("hf:") or Path(name).suffix == ".safetensors"
 
 
-def item_of_card(name: str) -> tuple[list[Data], str]:
-    """The item on the card of a trained network, and a text that names its source."""
+class Clouds(NamedTuple):
+    """Clouds to measure on, a text that names their source, and the names of their classes, if they have names."""
+
+    items: list[Data]
+    source: str
+    classes: Sequence[str] = ()
+
+
+def item_of_card(name: str) -> Clouds:
+    """The item on the card of a trained network."""
     item = trained_cards()[name]["example"]["input"]
-    return [Data(**{key: torch.tensor(value) for key, value in item.items()})], "the item of its card"
+    return Clouds([Data(**{key: torch.tensor(value) for key, value in item.items()})], "the item of its card")
 
 
 def built(base: type[T], section: str, given: str, settings: Sequence[str]) -> T:
@@ -197,8 +205,8 @@ def built(base: type[T], section: str, given: str, settings: Sequence[str]) -> T
     return made
 
 
-def test_clouds(entry: dict[str, Any], network: nn.Module, options: argparse.Namespace) -> tuple[list[Data], str]:
-    """Clouds to measure on, and a text that names their source."""
+def test_clouds(entry: dict[str, Any], network: nn.Module, options: argparse.Namespace) -> Clouds:
+    """Clouds to measure on: random ones, or the first ones of a data set."""
     if options.data is not None:
         dataset: Any = built(Dataset, "data", options.data, options.settings)
         named = f"{options.data}({', '.join(setting.removeprefix('data.') for setting in options.settings)})"
@@ -208,7 +216,8 @@ def test_clouds(entry: dict[str, Any], network: nn.Module, options: argparse.Nam
     else:
         clouds = random_clouds(entry["input"], options.clouds, options.seed, network)
         drawn = "a random cloud" if options.clouds == 1 else f"{options.clouds} random clouds"
-        return clouds, f"{drawn} of {clouds[0].num_nodes} points"
+        return Clouds(clouds, f"{drawn} of {clouds[0].num_nodes} points")
     number = min(options.clouds, len(dataset))
     first = "the first cloud" if number == 1 else f"the first {number} clouds"
-    return [dataset[index] for index in range(number)], f"{first} of {named}"
+    items = [dataset[index] for index in range(number)]
+    return Clouds(items, f"{first} of {named}", getattr(dataset, "classes", ()))

@@ -44,6 +44,8 @@ class Microscope(Observation):
         rotations by equal angles about one axis. Or the angles, in radians, by which the cloud is rotated.
     seed
         Seed of that axis, which is drawn at random for points in space.
+    classes
+        Names of the classes, which an interactive page shows in place of their numbers.
 
     Examples
     --------

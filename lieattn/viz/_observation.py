@@ -51,7 +51,15 @@ class Observation:
     Arguments are those of :class:`Microscope`.
     """
 
-    def __init__(self, network: nn.Module, data: Data, *, turns: int | Sequence[float] = 12, seed: int = 0) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        data: Data,
+        *,
+        turns: int | Sequence[float] = 12,
+        seed: int = 0,
+        classes: Sequence[str] = (),
+    ) -> None:
         check_arguments(Observation.__init__, locals())
         if isinstance(turns, int):
             check_counts(turns=turns)
@@ -60,6 +68,7 @@ class Observation:
         clouds = point_clouds(data)
         if clouds.num_clouds != 1 or clouds.num_points == 0:
             raise ValueError(f"data: expected one cloud with points, got {clouds}")
+        self.classes = classes
         self.data, self.guarantee = data, getattr(network, "guarantee", "the network states no guarantee")
         network = copy.deepcopy(uncompiled(network)).cpu().eval()
         for module in network.modules():
@@ -90,6 +99,11 @@ class Observation:
     def sphere(self) -> bool:
         """Whether the points are on a sphere."""
         return isinstance(getattr(self._recorder.inner, "space", None), Sphere)
+
+    def class_name(self, label: Tensor) -> str:
+        """Name a class, by its number if it has no name."""
+        number = int(label)
+        return self.classes[number] if 0 <= number < len(self.classes) else f"class {number}"
 
     def scene(self, clouds: PointClouds) -> Scene:
         """Return the scene in which the points of a layer are drawn."""

@@ -207,7 +207,8 @@ def _result(scope: Observation) -> str:
             if len(label) > 1:
                 told = [f"{int((label.cpu() == target.flatten().cpu()).sum())} of {len(label)} labels are right"]
             else:
-                told = [f"prediction: class {int(label)} ({100 * float(share):.0f} %)", f"target: class {int(target)}"]
+                told = [f"prediction: {scope.class_name(label)} ({100 * float(share):.0f} %)"]
+                told.append(f"target: {scope.class_name(target)}")
         else:
             told = [f"prediction: {_numbers(found)}"]
             if isinstance(target, Tensor) and target.numel() == found.numel():

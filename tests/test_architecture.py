@@ -64,7 +64,7 @@ MOST_LINES = 500
 # What each part may cost: lines, files and public names. A change that needs more raises a number here, in the same
 # diff, where a reviewer sees it; a change that takes something out lowers it.
 BUDGETS = {
-    "_core": (1481, 13, 0),
+    "_core": (1489, 13, 0),
     "ase": (351, 1, 0),
     "bench": (1400, 6, 3),
     "certify": (2852, 10, 8),
@@ -83,8 +83,8 @@ BUDGETS = {
     "train": (3108, 11, 32),
     "transforms": (431, 1, 0),
     "viz": (2817, 10, 13),
-    "datasets": (8579, 30, 80),
-    "tests": (53526, 148, 0),
+    "datasets": (8462, 30, 80),
+    "tests": (53530, 148, 0),
     "examples": (3335, 32, 0),
 }
 ROOMS = frozenset({"__init__.py", "__main__.py", "ase.py", "torchsim.py", "transforms.py"})  # beside the packages
@@ -158,13 +158,12 @@ def test_models_do_not_import_each_other():
             assert all(other.startswith("_") for other in others - {family}), f"{path.name} imports {others}"
 
 
-def test_library_and_data_sets_do_not_know_each_other():
+def test_data_sets_stand_on_the_foundation_alone_and_the_library_does_not_know_them():
     assert DATASET_FILES
     for path in FILES:
         assert not {name for name in imports_of(path) if name.split(".")[0] == "lieattn_datasets"}, path.name
     for path in DATASET_FILES:
-        names = imports_of(path, DATASETS.parent)
-        assert not {name for name in names if name.split(".")[0] == "lieattn"}, path.name
+        assert parts_imported(imports_of(path, DATASETS.parent)) <= FOUNDATION, path.name
 
 
 def modules(home, root):
@@ -407,7 +406,7 @@ def test_importing_the_library_is_light_and_the_variable_chooses():
 
 def test_data_sets_import_heavy_packages_where_they_use_them():
     """Packages of extras, and trimesh and scipy, which take long."""
-    late = {*HEAVY, "PIL", "pooch", "manifold3d", "rdkit", "tblite", "lieattn"} - {"torch_geometric"}
+    late = {*HEAVY, "PIL", "pooch", "manifold3d", "rdkit", "tblite"} - {"torch_geometric"}
     for path in DATASET_FILES:
         body = [node for node in parsed(path).body if isinstance(node, ast.Import | ast.ImportFrom)]
         found = {name.split(".")[0] for name in imported(ast.Module(body, []), "lieattn_datasets")}

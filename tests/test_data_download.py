@@ -192,7 +192,9 @@ class TestFetch:
 
     def test_without_pooch(self, tmp_path, monkeypatch):
         monkeypatch.setitem(__import__("sys").modules, "pooch", None)
-        with pytest.raises(ImportError, match=r"A set: download=True needs pooch: pip install 'lieattn\[data\]'"):
+        with pytest.raises(
+            ImportError, match=r'A set: download=True needs the package pooch: pip install "lieattn\[data\]"'
+        ):
             fetch(release("http://127.0.0.1/data"), tmp_path, "data")
 
 

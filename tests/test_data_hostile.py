@@ -91,7 +91,7 @@ def test_what_every_data_set_promises(name):
 @pytest.mark.parametrize("name", OF_SPLITS)
 def test_missing_files_and_unknown_splits(tmp_path, name):
     kind = getattr(ld, name)
-    with pytest.raises(ValueError, match=r"split: expected one of 'train'.* got 'dev'"):
+    with pytest.raises(ValueError, match=r"split: expected one of \('train'.* got 'dev'"):
         kind(tmp_path, split="dev")
     with pytest.raises(FileNotFoundError) as caught:
         kind(tmp_path / "absent")

@@ -217,7 +217,7 @@ class TestDigits:
         assert hashlib.sha256(content).hexdigest().startswith("87ff0c9e40dc7e2c")  # and on scikit-learn's images
         assert every[0].x.shape == (64, 1)
         assert every[0].x.max() == 15 / 16
-        with pytest.raises(ValueError, match="split: expected one of 'train', 'valid', 'test', 'all', got 'val'"):
+        with pytest.raises(ValueError, match=r"split: expected one of \('train', 'valid', 'test', 'all'\), got 'val'"):
             ld.Digits("val")
 
 
@@ -714,11 +714,11 @@ class TestTransforms:
 
     test_bad_input = staticmethod(
         refuses(
-            (lambda: ld.RotatePoints(math.nan), "angle: expected a finite number of radians, got nan"),
+            (lambda: ld.RotatePoints(math.nan), "angle: expected a finite number, got nan"),
             (lambda: ld.RandomCrop(-1), "padding: expected an integer of at least 0, got -1"),
             (lambda: ld.RandomCrop()(ld.RotatePoints(1.0)(ld.image_to_data(GRAY[0]))), "expected the upright"),
             (lambda: ld.RotateImage(math.inf), "angle: expected a finite"),
-            (lambda: ld.RotateImage(0, order=6), "order: expected one of 0, 1, 2, 3, 4, 5, got 6"),
+            (lambda: ld.RotateImage(0, order=6), r"order: expected one of \(0, 1, 2, 3, 4, 5\), got 6"),
             (lambda: ld.RandomRotatePoints(-1), "seed: expected an integer of at least 0, got -1"),
             (lambda: ld.RandomRotatePoints(0, max_angle=-1), "max_angle: expected a finite number of at least 0"),
             (lambda: ld.RandomWarpImage(max_scale=0.9), "max_scale: expected a finite number of at least 1, got 0.9"),
@@ -731,7 +731,7 @@ class TestTransforms:
             (lambda: ld.RotatePoints(1)(Data(pos=torch.zeros(4, 3))), r"data.pos: expected .points, 2., got .4, 3."),
             (lambda: ld.RotatePoints(1)(Data()), "got nothing"),
             (lambda: ld.Standardize(0, 0), "mean, std: .* positive finite numbers"),
-            (lambda: ld.Standardize(math.nan, 1), "mean: expected finite"),
+            (lambda: ld.Standardize(math.nan, 1), "mean: expected a finite number"),
             (lambda: ld.Standardize([0, 0], [1]), "mean, std: expected the same length"),
             (lambda: ld.Standardize([0, 0], [1, 1])(ld.image_to_data(GRAY[0])), "data.x: expected 2 floating channels"),
             (lambda: ld.RotateImage(1)(ld.Standardize(0.5, 0.1)(ld.image_to_data(GRAY[0]))), "standardize after"),

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torch_geometric.data import Data
 
-from lieattn_datasets._checks import check_arguments
+from lieattn._core.checks import check_arguments
 
 # Transforms return Data. With that annotation, jsonargparse would expect a factory of Data in configuration files.
 Transform = Callable[[Data], Any]

@@ -12,7 +12,7 @@ from typing import IO, Any, cast
 
 from tqdm import tqdm
 
-from lieattn_datasets._checks import needs_extra
+from lieattn._core.messages import needs_extra
 from lieattn_datasets._files import Archive, Release, Source
 
 _STAGING = ".download-"  # start of the name of a folder beside the files, which holds incomplete downloads

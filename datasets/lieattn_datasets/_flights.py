@@ -8,7 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch_geometric.data import Data
 
-from lieattn_datasets._checks import check_arguments, require
+from lieattn._core.checks import check_arguments
+from lieattn_datasets._checks import require
 from lieattn_datasets._clouds import Card, Clouds, Transform
 from lieattn_datasets._splits import SPLITS, Split, frozen_stream, split_size
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lieattn_datasets._checks import needs_extra, real_array, require
+from lieattn._core.messages import needs_extra
+from lieattn_datasets._checks import real_array, require
 from lieattn_datasets._files import LARGEST
 from lieattn_datasets._targets import Units, fit_atoms
 

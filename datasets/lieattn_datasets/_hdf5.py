@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lieattn_datasets._checks import needs_extra
+from lieattn._core.messages import needs_extra
 from lieattn_datasets._files import MOST_BYTES, Release
 
 _FILTERS = {1, 2, 3}  # deflate, shuffle and a checksum; HDF5 searches for other filters in libraries on the disk

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lieattn_datasets._checks import check_arguments, needs_extra, require
+from lieattn._core.checks import check_arguments
+from lieattn._core.messages import needs_extra
+from lieattn_datasets._checks import require
 from lieattn_datasets._clouds import Card, Transform
 from lieattn_datasets._files import files_below, listed
 from lieattn_datasets._images import ImagePoints
@@ -67,7 +69,7 @@ class ImageFolder(ImagePoints):
         root: str | Path,
         split: SplitOrAll = "train",
         *,
-        size: int | Sequence[int] | None = None,
+        size: int | Sequence[int] | NDArray[Any] | None = None,
         color: bool = False,
         shares: Sequence[float] = (0.8, 0.1),
         split_seed: int = 0,

@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -12,16 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
-from lieattn_datasets._checks import (
-    at_least_one,
-    check_arguments,
-    check_attribute,
-    check_one_cloud,
-    real_array,
-    require,
-)
+from lieattn._core.checks import check_arguments, check_counts
+from lieattn_datasets._checks import check_attribute, check_one_cloud, real_array, require
 from lieattn_datasets._images import data_to_image
 from lieattn_datasets._transforms import Configured, RandomTransform, cosine_sine
+
+_Numbers = float | Sequence[float] | NDArray[Any] | Tensor
 
 _BEND_LENGTH = 4.0  # standard deviation, in pixels, of the filter that makes random displacements smooth
 
@@ -177,7 +173,7 @@ class AveragePixels(Configured):
 
     def __init__(self, size: int = 2) -> None:
         check_arguments(AveragePixels.__init__, locals())
-        at_least_one(size=size)
+        check_counts(size=size)
         self.size = size
 
     def __call__(self, data: Data) -> Data:
@@ -204,7 +200,7 @@ class _Scaling(Configured):
 
     _dtype = torch.float64
 
-    def __init__(self, mean: float | Sequence[float] | Tensor, std: float | Sequence[float] | Tensor) -> None:
+    def __init__(self, mean: _Numbers, std: _Numbers) -> None:
         check_arguments(_Scaling.__init__, locals())
         self.mean, self.std = (
             torch.atleast_1d(torch.from_numpy(real_array(name, values)).to(self._dtype, copy=True))

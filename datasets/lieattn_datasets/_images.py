@@ -12,7 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lieattn_datasets._checks import check_arguments, check_attribute, class_array, plain_array, require
+from lieattn._core.checks import check_arguments
+from lieattn_datasets._checks import check_attribute, class_array, plain_array, require
 from lieattn_datasets._clouds import LabeledClouds, Transform
 from lieattn_datasets._files import Release
 from lieattn_datasets._splits import Split, half_of, hold_out

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lieattn_datasets._checks import check_arguments, check_choice, require
+from lieattn._core.checks import check_arguments, check_choice
+from lieattn_datasets._checks import require
 from lieattn_datasets._clouds import Card, Transform
 from lieattn_datasets._download import SOURCES, fetch
 from lieattn_datasets._files import Release

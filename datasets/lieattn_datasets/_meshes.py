@@ -14,7 +14,9 @@ import numpy as np
 from jaxtyping import Float64, Int64
 from numpy.typing import ArrayLike, NDArray
 
-from lieattn_datasets._checks import at_least_one, check_arguments, class_array, needs_extra, real_array, require
+from lieattn._core.checks import check_arguments, check_counts
+from lieattn._core.messages import needs_extra
+from lieattn_datasets._checks import class_array, real_array, require
 from lieattn_datasets._files import portable_name
 
 MESH_SUFFIXES = (".off", ".obj", ".stl", ".ply", ".glb")
@@ -122,7 +124,7 @@ def sample_surface(
         Generator of the random numbers.
     """
     check_arguments(sample_surface, locals())
-    at_least_one(points=points)
+    check_counts(points=points)
     if not isinstance(stream, np.random.RandomState):
         raise TypeError(f"stream: expected a numpy.random.RandomState, got {type(stream).__name__}")
     areas = face_areas(vertices, faces)

@@ -10,7 +10,8 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lieattn_datasets._checks import check_arguments, needs_extra
+from lieattn._core.checks import check_arguments
+from lieattn._core.messages import needs_extra
 from lieattn_datasets._clouds import Card, Transform
 from lieattn_datasets._download import SOURCES, fetch
 from lieattn_datasets._files import MOST_BYTES, Archive, Release

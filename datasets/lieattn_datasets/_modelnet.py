@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch_geometric.data import Data
 
-from lieattn_datasets._checks import at_least_one, check_arguments, require
+from lieattn._core.checks import check_arguments, check_counts
+from lieattn_datasets._checks import require
 from lieattn_datasets._clouds import Card, Transform
 from lieattn_datasets._download import SOURCES, fetch
 from lieattn_datasets._files import Archive, Release, files_below, is_hidden, listed, portable_name
@@ -136,7 +137,7 @@ class MeshFolder(ShapePoints):
         transform: Transform | None = None,
     ) -> None:
         check_arguments(MeshFolder.__init__, locals())
-        at_least_one(points=points)
+        check_counts(points=points)
         require(columns is None or {*POSITION} <= {*columns}, "columns", "x, y and z, and others", columns)
         require(labels != [], "labels", "at least one class of points", "an empty list")
         parts, labels = (labels, None) if isinstance(labels, list) else (None, labels)  # of points, of files

@@ -13,16 +13,9 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lieattn_datasets._checks import (
-    at_least_one,
-    check_arguments,
-    check_attribute,
-    dtype_of_places,
-    needs_extra,
-    plain_array,
-    real_array,
-    require,
-)
+from lieattn._core.checks import check_arguments, check_counts
+from lieattn._core.messages import needs_extra
+from lieattn_datasets._checks import check_attribute, dtype_of_places, plain_array, real_array, require
 from lieattn_datasets._clouds import Card, Clouds, Transform
 from lieattn_datasets._frames import describe_frames
 from lieattn_datasets._splits import SplitOrAll, seeded
@@ -309,7 +302,7 @@ class MoleculeFeatures(Configured):
         known = set(self.species)
         right = known and len(known) == len(self.species) and all(1 <= charge <= HEAVIEST for charge in known)
         require(right, "species", f"different nuclear charges in 1 .. {HEAVIEST}", species)
-        at_least_one(powers=powers)
+        check_counts(powers=powers)
         self.powers = powers
 
     def __call__(self, data: Data) -> Data:

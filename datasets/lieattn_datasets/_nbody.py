@@ -8,15 +8,8 @@ from jaxtyping import Float64
 from numpy.typing import ArrayLike, NDArray
 from torch_geometric.data import Data
 
-from lieattn_datasets._checks import (
-    at_least_one,
-    check_arguments,
-    check_number,
-    plain_array,
-    real_array,
-    require,
-    shapes_of,
-)
+from lieattn._core.checks import check_arguments, check_counts, check_number
+from lieattn_datasets._checks import plain_array, real_array, require, shapes_of
 from lieattn_datasets._clouds import Card, Clouds, Transform
 from lieattn_datasets._files import Release
 from lieattn_datasets._splits import SPLITS, Split, frozen_stream, progress, split_size
@@ -196,7 +189,7 @@ class NBodySimulated(ChargedParticles):
     ) -> None:
         check_arguments(NBodySimulated.__init__, locals())
         size = split_size(split, size)
-        at_least_one(particles=particles)
+        check_counts(particles=particles)
         right = 0 <= start_time < end_time <= _LONGEST
         expected = f"increasing times in 0 .. {_LONGEST:g}"
         require(right, "start_time, end_time", expected, f"{start_time} and {end_time}")

@@ -8,7 +8,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch_geometric.data import Data
 
-from lieattn_datasets._checks import at_least_one, check_arguments, require
+from lieattn._core.checks import check_arguments, check_counts
+from lieattn_datasets._checks import require
 from lieattn_datasets._clouds import Card, Transform
 from lieattn_datasets._meshes import face_areas, normalize_cloud, sample_surface
 from lieattn_datasets._shapes import Rotate, ShapePoints, Task
@@ -230,7 +231,7 @@ class ProceduralScenes(ShapePoints):
 
 def _check_options(points: int, kinds: Sequence[str]) -> None:
     """Raise ValueError, naming the argument, before any shape is made."""
-    at_least_one(points=points)
+    check_counts(points=points)
     require(kinds and set(kinds) <= set(SHAPE_CLASSES), "kinds", f"some of {SHAPE_CLASSES}", kinds)
 
 

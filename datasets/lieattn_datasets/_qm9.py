@@ -9,7 +9,7 @@ from typing import IO, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from lieattn_datasets._checks import check_arguments
+from lieattn._core.checks import check_arguments
 from lieattn_datasets._clouds import Card, Transform
 from lieattn_datasets._download import SOURCES, fetch
 from lieattn_datasets._files import LARGEST, Release, read_text, within_bounds

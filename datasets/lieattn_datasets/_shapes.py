@@ -11,14 +11,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch_geometric.data import Data
 
-from lieattn_datasets._checks import (
-    at_least_one,
-    check_arguments,
-    class_array,
-    dtype_of_places,
-    real_array,
-    require,
-)
+from lieattn._core.checks import check_arguments, check_counts
+from lieattn_datasets._checks import class_array, dtype_of_places, real_array, require
 from lieattn_datasets._clouds import Card, LabeledClouds, Transform
 from lieattn_datasets._files import Release, read_text
 from lieattn_datasets._hdf5 import read_hdf5
@@ -274,7 +268,7 @@ class AdrenalMNIST3D(ShapePoints):
         transform: Transform | None = None,
     ) -> None:
         check_arguments(AdrenalMNIST3D.__init__, locals())
-        at_least_one(points=points)
+        check_counts(points=points)
         upright = rotate == "none" or not voxels
         require(upright, "rotate", "'none' for voxels, whose lattice stays upright", repr(rotate))
         key = "val" if split == "valid" else split

@@ -11,7 +11,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from lieattn_datasets._checks import check_arguments, require
+from lieattn._core.checks import check_arguments
+from lieattn_datasets._checks import require
 from lieattn_datasets._clouds import Card, Transform
 from lieattn_datasets._files import LARGEST, listed
 from lieattn_datasets._molecules import Molecules

@@ -11,7 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lieattn_datasets._checks import at_least_one, check_arguments, check_choice, real_array, require
+from lieattn._core.checks import check_arguments, check_choice, check_counts
+from lieattn_datasets._checks import real_array, require
 from lieattn_datasets._clouds import Card, Clouds, LabeledClouds, Transform
 from lieattn_datasets._files import Release
 from lieattn_datasets._images import ImagePoints, data_to_image
@@ -41,7 +42,7 @@ def fibonacci_sphere(points: int) -> Float64[np.ndarray, "{points} 3"]:
         Number of directions.
     """
     check_arguments(fibonacci_sphere, locals())
-    at_least_one(points=points)
+    check_counts(points=points)
     index = np.arange(points)
     height = 1 - (2 * index + 1) / points
     angle = index * math.pi * (3 - math.sqrt(5))

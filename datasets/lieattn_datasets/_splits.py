@@ -10,7 +10,8 @@ from typing import Literal, TypeVar, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from lieattn_datasets._checks import at_least_one, require
+from lieattn._core.checks import check_counts
+from lieattn_datasets._checks import require
 
 Item = TypeVar("Item")
 
@@ -33,7 +34,7 @@ def frozen_stream(*keys: int) -> np.random.RandomState:
 
 def split_size(split: str, size: int | None, sizes: tuple[int, int, int] = (3000, 2000, 2000)) -> int:
     """Check the requested size of a split, and return the size."""
-    at_least_one(size=size)
+    check_counts(size=1 if size is None else size)
     return sizes[SPLITS.index(split)] if size is None else size
 
 

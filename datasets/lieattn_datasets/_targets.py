@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lieattn_datasets._checks import check_choice
+from lieattn._core.checks import check_choice
 
 _ALLOWED = {
     "energy": ("eV", "meV", "Ha", "kcal/mol"),

@@ -8,7 +8,8 @@ from jaxtyping import Float64
 from numpy.typing import ArrayLike, NDArray
 from torch_geometric.data import Data
 
-from lieattn_datasets._checks import at_least_one, check_arguments, real_array, require, shapes_of
+from lieattn._core.checks import check_arguments, check_counts
+from lieattn_datasets._checks import real_array, require, shapes_of
 from lieattn_datasets._clouds import Card, Clouds, LabeledClouds, Transform
 from lieattn_datasets._splits import SPLITS, Split, frozen_stream, split_size
 
@@ -96,7 +97,7 @@ class Constellation(LabeledClouds):
     ) -> None:
         check_arguments(Constellation.__init__, locals())
         size = split_size(split, size, _SIZES)
-        at_least_one(repetitions=repetitions)
+        check_counts(repetitions=repetitions)
         require(0 <= drop <= 1, "drop", "a probability in [0, 1]", drop)
         right = noise >= 0 and max_angle >= 0 and side > 0 and np.isfinite([noise, max_angle, side]).all()
         expected = "finite numbers, the first two not negative and the last positive"
@@ -197,7 +198,7 @@ class Springs(Clouds):
         size = split_size(split, size)
         right = chunk is None or 1 <= chunk <= _POINTS
         require(right, "chunk", f"None or an integer in 1 .. {_POINTS}", chunk)
-        at_least_one(particles=particles)
+        check_counts(particles=particles)
         super().__init__(size, transform)
         streams = [frozen_stream(seed, SPLITS.index(split), kind) for kind in range(5)]
         self._mass = streams[0].uniform(*_MASS, (size, particles))

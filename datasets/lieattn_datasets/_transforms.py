@@ -17,14 +17,8 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lieattn_datasets._checks import (
-    check_arguments,
-    check_attribute,
-    check_one_cloud,
-    real_array,
-    require,
-    square_matrix,
-)
+from lieattn._core.checks import check_arguments
+from lieattn_datasets._checks import check_attribute, check_one_cloud, real_array, require, square_matrix
 
 VECTORS = (
     *("vel", "drift", "momentum", "force", "dipole", "normal", "cell"),

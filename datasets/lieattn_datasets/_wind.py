@@ -11,7 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lieattn_datasets._checks import at_least_one, check_arguments, real_array, require, shapes_of
+from lieattn._core.checks import check_arguments, check_counts
+from lieattn_datasets._checks import real_array, require, shapes_of
 from lieattn_datasets._clouds import Card, Clouds, Transform
 from lieattn_datasets._files import Release
 from lieattn_datasets._sphere import angles_named, angles_to_directions, choose_on_rings, in_radians, ring_areas
@@ -111,7 +112,7 @@ class WindOnSphere(Clouds):
     ) -> None:
         check_arguments(WindOnSphere.__init__, locals())
         require(0 < observed < 1, "observed", "a number between 0 and 1", observed)
-        at_least_one(draws=draws, neighbors=neighbors)
+        check_counts(draws=draws, neighbors=neighbors)
         expected_points = "at least 2 for 'fill', a sensor and a point to be filled"
         require(task != "fill" or points != 1, "points", expected_points, points)
         field = "number [12, lat, lon]"

@@ -10,7 +10,9 @@ import numpy as np
 from jaxtyping import Float64, Int64
 from numpy.typing import ArrayLike, NDArray
 
-from lieattn_datasets._checks import at_least_one, check_arguments, check_number, needs_extra, require
+from lieattn._core.checks import check_arguments, check_counts, check_number
+from lieattn._core.messages import needs_extra
+from lieattn_datasets._checks import require
 from lieattn_datasets._clouds import Card, Transform
 from lieattn_datasets._molecules import Molecules, check_atoms
 from lieattn_datasets._splits import SPLITS, SplitOrAll, frozen_stream, progress
@@ -126,7 +128,7 @@ class GFN2Molecules(Molecules):
         units = Units(energy_unit, dipole_unit)
         require(len(smiles), "smiles", "a sequence of at least one SMILES", "none")
         check_number("noise", noise)
-        at_least_one(conformers=conformers)
+        check_counts(conformers=conformers)
         require(noise >= 0, "noise", "a number of at least 0", noise)
         enough = split == "all" or _shares(len(smiles))[split].size
         require(enough, "smiles", f"at least one molecule for split={split!r}", f"{len(smiles)} for all splits")

@@ -9,6 +9,8 @@ from collections import abc
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from numbers import Integral, Real
+from os import PathLike
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
@@ -377,13 +379,16 @@ def shown(value: object) -> str:
 
 _WORDS = {  # for the names of classes
     "Callable": "a function",
+    "Data": "a torch_geometric.data.Data",
     "FiniteGroup": "a FiniteGroup such as lieattn.groups.cyclic(4)",
     "Frames": "frames such as PrincipalFrames()",
     "Group": "a group such as lieattn.groups.SE(3)",
     "HomogeneousSpace": "a HomogeneousSpace such as Euclidean(SE(3))",
     "Module": "a network (torch.nn.Module)",
     "Neighborhood": "a neighborhood such as Radius(1.5)",
+    "Mapping": "a mapping",
     "NoneType": "None",
+    "PathLike": "a path",
     "Tensor": "a tensor",
     "bool": "True or False",
     "float": "a number",
@@ -412,7 +417,7 @@ def _parts(hint: Any) -> tuple[Any, ...]:
 
 def _class(hint: Any) -> Any:
     """Return the class whose instances an annotation allows; that of tensors for a shape."""
-    found = dict if is_typeddict(hint) else get_origin(hint) or hint
+    found = dict if is_typeddict(hint) else PathLike if hint is Path else get_origin(hint) or hint
     return found.array_type if isinstance(found, type) and issubclass(found, AbstractArray) else found
 
 
@@ -425,6 +430,8 @@ def _fits(value: object, hint: Any) -> bool:
         return isinstance(value, str | int) and value in entries
     if allowed is int or allowed is float:
         return isinstance(value, Integral if allowed is int else Real) and not isinstance(value, bool)
+    if getattr(allowed, "_is_protocol", False) and "__call__" not in vars(allowed):
+        return True  # those of numpy.typing.ArrayLike
     if allowed is abc.Callable or getattr(allowed, "_is_protocol", False):
         return callable(value) and not isinstance(value, type) and not is_maker(value)
     if not _is_sequence(hint):
@@ -446,7 +453,7 @@ def _words(hint: Any) -> str:
     if allowed is tuple and Ellipsis not in entries:
         return f"({', '.join(map(_words, entries))})"
     if _is_sequence(hint):
-        return f"a sequence in which each entry is {_words(entries[0])}"
+        return "a sequence" if entries[0] is Any else f"a sequence in which each entry is {_words(entries[0])}"
     return _WORDS.get(allowed.__name__, f"a {allowed.__name__}")
 
 

@@ -11,6 +11,7 @@ import torch
 
 # Packages whose functions call the library, or are called by it.
 _BETWEEN = frozenset({"lieattn", "torch", "torch_geometric", "lightning", "contextlib", "functools"})
+_NAMES = {"PIL": "Pillow", "sklearn": "scikit-learn"}  # on a package index
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
@@ -35,5 +36,5 @@ def needs_extra(what: str, extra: str) -> Iterator[None]:
         package = (error.name or "lieattn").partition(".")[0]
         if package == "lieattn":  # a fault of the library, which no extra mends
             raise
-        advice = f'pip install "lieattn[{extra}]"'
-        raise ImportError(f"{what} needs the package {package}: {advice}", name=error.name) from error
+        found, advice = _NAMES.get(package, package), f'pip install "lieattn[{extra}]"'
+        raise ImportError(f"{what} needs the package {found}: {advice}", name=error.name) from error

@@ -582,14 +582,6 @@ def test_act_translate_and_index_on_a_gpu():
 
 
 @every_group
-def test_translate_is_a_left_action_on_signals(group):
-    f = torch.randn(3, group.order, 2)
-    for g, h in torch.randint(group.order, (10, 2)).tolist():
-        assert torch.equal(group.translate(int(group.cayley[g, h]), f), group.translate(g, group.translate(h, f)))
-    assert torch.equal(group.translate(group.identity_index, f), f)
-
-
-@every_group
 def test_translate_moves_a_delta_at_h_to_g_h(group):
     delta = torch.eye(group.order)[..., None]  # [h, fiber, 1], the delta at h
     for g in range(0, group.order, 1 + group.order // 12):

@@ -75,15 +75,6 @@ def test_one_vector_has_no_axis():
     assert model(random_clouds(3, (4, 3), torch.float32)).shape == (2, 3)
 
 
-def test_nothing_changes_without_the_options():
-    """Parameters do not change, so published configurations and their golden files stay valid."""
-    options = {"space": Euclidean(SE(3)), "frames": PrincipalFrames(), "neighborhood": Radius(2.0), "channels": 8}
-    plain = LieTransformer(3, 2, layers=1, heads=2, lifting=Lifting(local=0), **options)
-    names = {name.split(".")[0] for name, _ in plain.named_parameters()}
-    assert names == {"embed", "blocks", "head"}
-    assert plain.num_coordinates == 12
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

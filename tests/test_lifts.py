@@ -45,7 +45,6 @@ from lieattn.groups import (
     Translations,
     _finite,
     cyclic,
-    dihedral,
     inversion,
     octahedral,
 )
@@ -207,14 +206,6 @@ def test_far_from_the_origin_single_precision_keeps_differences():
 
 
 # --- lifts ----------------------------------------------------------------------------------------------------
-
-
-def test_finite_frames_of_the_plane_and_of_the_sphere():
-    for name, group in (("SE(2)", cyclic(5)), ("E(2)", dihedral(3)), ("sphere", cyclic(4))):
-        graph = lift_to(random_points(SPACES[name]), SPACES[name], FiniteFrames(group), Radius(1.0))
-        assert graph.fiber == group.order
-    with pytest.raises(ValueError, match=r"frames: .* improper"):
-        lift_to(random_points(SPACES["SE(2)"]), SPACES["SE(2)"], FiniteFrames(dihedral(3)), AllPairs())
 
 
 @pytest.mark.parametrize("per", ["point", "cloud"])

@@ -36,7 +36,6 @@ DEFINITIONS = [
     AllPairs(),
     AllPairs(include_self=False),
 ]
-SYMMETRIC = [d for d in DEFINITIONS if not isinstance(d, Nearest)]
 
 
 def reference(definition, pos, batch):
@@ -130,13 +129,6 @@ def check_invariants(neighbors, num_points):
     assert row_ptr[-1] == neighbors.col_ptr[-1] == len(source) == len(target) == neighbors.num_edges
     assert torch.equal(neighbors.degree, torch.bincount(target, minlength=num_points))
     assert torch.equal(neighbors.edge_index, torch.stack([source, target]))
-
-
-@pytest.mark.parametrize("definition", SYMMETRIC, ids=repr)
-@quick
-@given(clouds())
-def test_symmetric(definition, points):
-    assert definition(*points).is_symmetric()
 
 
 def test_nearest_is_not_symmetric():

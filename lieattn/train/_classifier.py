@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal, cast
 
 import torch
@@ -14,7 +15,7 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 
 from lieattn._core.checks import check_arguments, check_is
 from lieattn.train._data import PointSetData
-from lieattn.train._inputs import note
+from lieattn.train._inputs import USUAL, note, scale_messages, size_of
 from lieattn.train._schedule import Schedule
 from lieattn.train._targets import (
     Losses,
@@ -68,6 +69,9 @@ class PointSetClassifier(PointSetTask):
         begins, and kept in checkpoints; without :class:`~lieattn.train.PointSetData`, call :meth:`measure` before.
     loss_weight
         Name of the attribute with weights of clouds or points, instead of ``weight``. All data must have it.
+
+    Logits that are far too large in the first training step are scaled as those of
+    :class:`~lieattn.train.PointSetRegressor`.
     """
 
     monitor = ("val/accuracy", "max")
@@ -117,7 +121,8 @@ class PointSetClassifier(PointSetTask):
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits ``[clouds | points, classes]``, or ``[..., labels, classes]`` for more than one label."""
-        logits: Tensor = self.outputs_of(self.cast(batch))
+        run = partial(self.outputs_of, self.cast(batch))
+        logits: Tensor = run()
         check_is("network: output", logits, Tensor)
         rows, width = self._rows(batch), self.labels * self.classes
         if logits.shape != (rows, width):
@@ -127,6 +132,9 @@ class PointSetClassifier(PointSetTask):
                 f"classes, got {list(logits.shape)}"
                 + ("; networks of points have pool='none'" if self.per == "point" else "")
             )
+        begins, self._begins = self._begins, False
+        if begins and size_of(logits) > USUAL and scale_messages(self.network, run, heads=True):
+            logits = run()
         return logits if self.labels == 1 else logits.unflatten(1, (self.labels, self.classes))
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor | dict[str, Tensor]:

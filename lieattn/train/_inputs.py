@@ -23,6 +23,7 @@ from lieattn.spaces import Euclidean
 
 _LOG = logging.getLogger(__name__)
 _SMALL, _LARGE = 0.05, 50.0  # deviations of features, and their size, that are far from 1
+USUAL = 5  # size of untrained outputs, in their scale, which training reduces in a few steps
 
 
 def spread_of_features(items: Any) -> tuple[Tensor, Tensor]:
@@ -46,6 +47,13 @@ def spread_of_features(items: Any) -> tuple[Tensor, Tensor]:
     std = (squares / max(count, 1)).sqrt()
     varies = std > 1e-6 * mean.abs()
     return torch.where(varies, mean, 0.0).float(), torch.where(varies, std, 1.0).float()
+
+
+def size_of(values: Tensor) -> float:
+    """Return the root of the mean square of these numbers in all processes."""
+    values = values.detach().double().flatten()
+    total, count = summed(torch.stack([values.square().sum(), values.new_tensor(float(len(values)))])).tolist()
+    return math.sqrt(total / max(count, 1))
 
 
 def scale_messages(network: nn.Module, run: Callable[[], object], heads: bool = False) -> bool:

@@ -16,9 +16,8 @@ from torch_geometric.data import Batch, Data
 
 from lieattn._core.agreement import agreeing
 from lieattn._core.checks import check_arguments
-from lieattn._core.machine import summed
 from lieattn.models import EnergyForces, EnergyForceStress, Rescaled
-from lieattn.train._inputs import scale_messages
+from lieattn.train._inputs import USUAL, scale_messages, size_of
 from lieattn.train._schedule import Schedule
 from lieattn.train._targets import (
     Losses,
@@ -51,8 +50,7 @@ from lieattn.train._tasks import OptimizerFactory, PointSetTask
 
 _LOSSES = {"l1": torch.abs, "mse": torch.square, "rotation": lambda difference: 2 * squared_sine(difference)}
 _LARGE = 100  # standard deviations of the targets
-_USUAL = 5  # size of untrained outputs, in scales of the targets, which training reduces in a few steps
-_OF_DERIVATIVES = 20  # the same for energies and forces, which need larger kernels
+_OF_DERIVATIVES = 20  # usual size of untrained energies and forces, which need larger kernels
 _STAGES = ("train", "val", "test")
 
 
@@ -160,7 +158,6 @@ class PointSetRegressor(PointSetTask):
             self.register_buffer(f"references_{name}", None)
         self.register_buffer("measured", torch.tensor(False))
         self.register_buffer("gain", torch.ones(()))  # of energies and their derivatives
-        self._begins = False
         self.losses = Losses(list(self.targets.values()))
         self.errors = nn.ModuleDict({f"{s}_{name}": WeightedMean() for s in _STAGES for name in self.targets})
 
@@ -249,11 +246,6 @@ class PointSetRegressor(PointSetTask):
             self._set("scale", name, scale)
         self.measured.fill_(True)
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Return the loss of one batch, a scalar; in the first one, the size of the outputs is measured."""
-        self._begins = self._input is None
-        return super().training_step(batch, batch_idx)
-
     def evaluate(self, batch: Batch, stage: str) -> Tensor:
         """Return the weighted loss of one batch, and log it and the mean absolute errors."""
         batch = self.cast(batch)
@@ -306,7 +298,7 @@ class PointSetRegressor(PointSetTask):
             # Outputs of a trained network with units can be large, and are left as they are.
             plain: set[str] = set() if any(issubclass(one, Rescaled) for one in kinds) else {*self.targets}
             names = {"energy", "force"} if derives else plain
-            found, usual = self._excess(outputs, batch, names), _OF_DERIVATIVES if derives else _USUAL
+            found, usual = self._excess(outputs, batch, names), _OF_DERIVATIVES if derives else USUAL
             if found > usual and scale_messages(self.network, partial(self.outputs_of, batch), heads=not derives):
                 outputs = named_outputs(self.outputs_of(batch), next(iter(self.targets)))
                 found = self._excess(outputs, batch, names)
@@ -322,8 +314,7 @@ class PointSetRegressor(PointSetTask):
             values = outputs[name].detach().double().flatten()
             if name == "energy" and self.scale_of.get(name) == "force":
                 values = values / batch.ptr.diff().clamp(min=1)
-            total, count = summed(torch.stack([values.square().sum(), values.new_tensor(float(len(values)))])).tolist()
-            found = max(found, math.sqrt(total / max(count, 1)))
+            found = max(found, size_of(values))
         return found
 
     def _measure_gain(self, found: float) -> None:

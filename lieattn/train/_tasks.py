@@ -175,6 +175,7 @@ class PointSetTask(WideStatistics, Recorded, _WatchedValidation, _CapturedSteps,
         self.no_decay = tuple(no_decay)
         self.config: dict[str, Any] = {}
         self._input: dict[str, Any] | None = None
+        self._begins = False  # in the first step, until the size of the outputs has been measured
         self._random: list[dict[str, Any]] | None = None
         self._watched: float | None = None
 
@@ -203,7 +204,7 @@ class PointSetTask(WideStatistics, Recorded, _WatchedValidation, _CapturedSteps,
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the loss of one batch, a scalar; UsageError if it depends on no weight that is trained."""
-        begins = self._input is None
+        begins = self._begins = self._input is None
         if begins:
             self._input = describe_input(batch)
         loss = self.evaluate(batch, "train")

@@ -1,4 +1,4 @@
-"""Affine Self Convolution: equivariance on clouds and grids, formulas, and the networks of the paper."""
+"""Affine Self Convolution: equivariance on clouds and grids, special cases, and the networks of the paper."""
 
 import math
 from dataclasses import replace
@@ -215,7 +215,50 @@ def test_full_matrices_start_with_the_variance_of_factors():
             assert abs(float(moved.detach().std()) - 1) < 0.3
 
 
-# --- encodings, and what tables and networks share -------------------------------------------------------------
+# --- what it reduces to ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("group", ["C4", "D4"])
+def test_without_scores_and_beta_it_is_a_depth_wise_convolution(group):
+    """All weights are equal, 1/9 of a window, and Σ_y Σ_m ψ_c(h⁻¹m, h⁻¹(y - x)) V_c(m, y) remains."""
+    group = SMALL_GROUPS[group]
+    layer = layer_of("affine", group, RelativePositionTable.square(3, border="zero"))
+    x, pos = field("affine", group, 12), pixel_positions(3, 4, dtype=torch.float64)
+    with torch.no_grad():
+        for part in (layer.query_map.psi, layer.query_map.beta, layer.value_map.beta):
+            part.zero_()
+        value, offsets = layer.value(x), torch.tensor(layer.positions.offsets, dtype=torch.float64)
+        wanted = torch.zeros(12, group.order, WIDTH, dtype=torch.float64)
+        for i, h, j in product(range(12), range(group.order), range(12)):
+            away = (offsets - group.elements[group.inverse_index[h]] @ (pos[j] - pos[i])).norm(dim=1)
+            if away.min() < 1e-9:
+                psi = layer.value_map.psi[group.relative_index[h], int(away.argmin())]
+                wanted[i, h] += (psi * value[j]).sum(0) / 9
+        found = layer(x, lift(pos, group, PixelSquare(3)))
+    torch.testing.assert_close(found, layer.output(wanted), rtol=1e-11, atol=1e-11)
+
+
+def test_with_factors_of_one_and_without_beta_it_is_attention():
+    """On the plane, that of torch."""
+    layer = layer_of("affine", trivial(2), RelativePositionTable.square(3, border="mask"))
+    x, graph = (
+        field("affine", trivial(2), 12),
+        lift(pixel_positions(3, 4, dtype=torch.float64), trivial(2), PixelSquare(3)),
+    )
+    near = torch.zeros(12, 12, dtype=torch.bool)
+    near[graph.neighbors.target, graph.neighbors.source] = True
+    with torch.no_grad():
+        for part in (layer.query_map, layer.key_map, layer.value_map):
+            part.psi.fill_(1)
+            part.beta.zero_()
+        heads = (
+            map_of(x)[:, 0].unflatten(1, (HEADS, -1)).transpose(0, 1)
+            for map_of in (layer.query, layer.key, layer.value)
+        )
+        attended = F.scaled_dot_product_attention(*heads, attn_mask=near, scale=1 / WIDTH)
+        wanted = layer.output(attended.transpose(0, 1).flatten(1)[:, None])
+        found = layer(x, graph)
+    torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-11)
 
 
 class Factors(RelativeFunction):

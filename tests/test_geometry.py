@@ -28,7 +28,7 @@ from lieattn.geometry import (
     unflatten,
 )
 from lieattn.geometry._relative import _distinct
-from lieattn.groups import cyclic, cyclic_about, dihedral, tetrahedral, trivial
+from lieattn.groups import SemidirectProduct, cyclic, cyclic_about, dihedral, tetrahedral, trivial
 from lieattn.models import GSANet
 from lieattn.models.gsa import Stages
 from lieattn.nn import CloudNorm, CloudPool, FiberPool, GridPool
@@ -40,6 +40,11 @@ def per_edge(graph):
     """Return relative positions ``[edges, fiber, dim]``, with the index applied."""
     table, index = graph.relative.positions, graph.relative.row
     return table if index is None else table[index]
+
+
+def edges(graph):
+    """Return the edges of a graph, independent of its index: point numbers and relative positions."""
+    return graph.neighbors.source, graph.neighbors.target, per_edge(graph)
 
 
 def assert_same_graph(found, wanted, *, atol=0.0):
@@ -112,6 +117,27 @@ def test_arguments_come_before_what_the_object_carries(clouds):
     assert torch.equal(point_clouds(data, batch=ids).batch, ids)
 
 
+@pytest.mark.parametrize("neighborhood", [Radius(1.2), Nearest(3), AllPairs(), PixelSquare(3)])
+def test_unsorted_batch_is_the_sorted_one_with_other_numbers(clouds, neighborhood):
+    pos = torch.cat(clouds)
+    batch = torch.repeat_interleave(torch.arange(3), torch.tensor(SIZES))
+    shuffle = torch.randperm(len(pos))
+    wanted = lift(pos, cyclic(3), neighborhood, batch=batch)
+    found = lift(pos[shuffle], cyclic(3), neighborhood, batch=batch[shuffle])
+    keys = shuffle[found.neighbors.target] * len(pos) + shuffle[found.neighbors.source]
+    order = keys.argsort()
+    assert torch.equal(shuffle[found.neighbors.source][order], wanted.neighbors.source)
+    assert torch.equal(shuffle[found.neighbors.target][order], wanted.neighbors.target)
+    torch.testing.assert_close(per_edge(found)[order], per_edge(wanted), rtol=0, atol=0)
+
+
+def test_clouds_do_not_see_each_other(clouds):
+    pos = torch.cat([clouds[0], clouds[0]])  # at the same place
+    graph = lift(pos, cyclic(4), AllPairs(), batch=torch.arange(10) // 5)
+    assert graph.neighbors.num_edges == 2 * 25
+    assert torch.equal(graph.batch[graph.neighbors.source], graph.batch[graph.neighbors.target])
+
+
 def test_empty_clouds_are_counted_where_ptr_or_mask_say_so():
     pos = torch.randn(4, 2)
     assert point_clouds(pos, ptr=torch.tensor([0, 0, 4, 4])).num_clouds == 3
@@ -147,6 +173,28 @@ def test_relative_positions_are_displacements_in_every_frame(group, dtype):
     tolerance = 1e-13 if dtype == torch.float64 else 1e-6
     assert per_edge(graph).dtype == dtype
     torch.testing.assert_close(per_edge(graph).double(), wanted, rtol=0, atol=tolerance * float(wanted.abs().max()))
+
+
+@pytest.mark.parametrize("group", GROUPS.values(), ids=GROUPS)
+def test_moving_the_points_permutes_the_fiber_of_relative_positions(group):
+    pos, batch = random_cloud(group, 10, clouds=2)
+    motions, neighborhood = SemidirectProduct(group), Radius(1.4)
+    graph = lift(pos, group, neighborhood, batch=batch)
+    for h in range(0, group.order, 1 + group.order // 24):
+        g = motions.element(h, torch.randn(group.dim, dtype=torch.float64))
+        moved = lift(motions.act(g, pos), group, neighborhood, batch=batch)
+        assert torch.equal(moved.neighbors.source, graph.neighbors.source)
+        assert torch.equal(moved.neighbors.row_ptr, graph.neighbors.row_ptr)
+        wanted = group.translate(h, per_edge(graph))
+        torch.testing.assert_close(per_edge(moved), wanted, rtol=0, atol=1e-11)
+
+
+def test_another_permutation_of_the_fiber_would_be_seen():
+    """Control: the law fails with h a instead of h⁻¹ a."""
+    group = tetrahedral()
+    pos, _ = random_cloud(group, 10)
+    graph, moved = (lift(p, group, AllPairs()) for p in (pos, group.act(4, pos)))
+    assert (per_edge(moved) - group.translate(int(group.inverse_index[4]), per_edge(graph))).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("group", SMALL_GROUPS.values(), ids=SMALL_GROUPS)
@@ -312,6 +360,13 @@ def test_gradients_reach_the_points_of_a_padded_batch():
     per_edge(lift(padded, cyclic(4), AllPairs(), mask=mask)).square().sum().backward()
     assert (padded.grad[mask].abs().sum(-1) > 0).all()
     assert (padded.grad[~mask] == 0).all()
+
+
+def test_with_and_without_gradient_the_same_graph():
+    pos = pixel_positions(6, 7, dtype=torch.float64)
+    wanted = lift(pos, dihedral(4), PixelSquare(3))
+    assert wanted.relative.row is not None
+    assert_same_graph(lift(pos.clone().requires_grad_(), dihedral(4), PixelSquare(3)), wanted, atol=1e-15)
 
 
 # --- graphs as values -----------------------------------------------------------------------------------------

@@ -230,6 +230,27 @@ def test_layers_weigh_keys_by_the_measure(normalize):
     torch.testing.assert_close(layer(field, graph), expected, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("outside", [False, True])
+def test_the_measure_belongs_inside_of_the_softmax(outside):
+    """Eqs. 20 and 21 of GSA-Nets print s⁻ᵈ of the key outside, where a factor that all scales share does not cancel."""
+    group = GROUPS["C4"]
+    pos, x, batch = cloud(group)
+
+    def attended(pos):
+        graph = on_scales(pos, group, 0.9, FIBER, batch=batch)
+        target, source = graph.neighbors.target, graph.neighbors.source
+        measure = (FIBER["first"] * FIBER["base"] ** (source % FIBER["levels"]).double())[:, None] ** -group.dim
+        weight = graph.relative.coordinates[:, :, 0].sum(-1).sin().exp() * (1 if outside else measure)
+        weight = weight / torch.zeros(graph.num_points, 4, dtype=F64).index_add(0, target, weight)[target]
+        terms = (weight * (measure if outside else 1))[..., None] * graph.spread(x)[source][:, None]
+        return graph.by_level(torch.zeros(graph.num_points, 4, CHANNELS, dtype=F64).index_add(0, target, terms))
+
+    small, large = attended(pos), attended(FIBER["base"] * pos)
+    for k in range(1, FIBER["levels"] - 2):
+        error = relative_error(large[:, k + 1], small[:, k], floor=1e-9)
+        assert error > 0.4 if outside else error < TOLERANCE[F64]
+
+
 def test_volumes_that_grow_with_the_cloud_keep_convolutions_exact():
     """Without a softmax nothing cancels, so the dilated cloud needs the dilated volumes."""
     group = GROUPS["C4"]

@@ -162,5 +162,5 @@ def orthogonalized(matrices: Float[Tensor, "n rows columns"]) -> Float[Tensor, "
     a, b, c = _COEFFICIENTS
     for _ in range(_STEPS):
         product = x @ x.mT
-        x = a * x + (b * product + c * product @ product) @ x
+        x = torch.baddbmm(x, torch.baddbmm(product, product, product, beta=b, alpha=c), x, beta=a)
     return (x.mT if tall else x).to(matrices.dtype)

@@ -1158,7 +1158,8 @@ class TestFrames:
             ('1\nstress="1 2 3 0 1 0"\nH 0 0 0\n', "stress, expecting special 3x3 matrix"),
             ("1\nProperties=species:S:1 energy=1\nH\n", "Properties: expected the column pos:R:3, got species:S:1"),
             ("1\nenergy=abc\nH 0 0 0\n", "frames.xyz: energy of frames: expected an array of real numbers"),
-            ("1\n\nH 0 0 nan\n", "frames.xyz: pos of frames: expected finite"),
+            ("2\n\nH 0 0 0\nH 0 0 1\n1\n\nH 0 0 nan\n", "frames.xyz: pos of frames: .*NaN or infinity for frame 1"),
+            ("1\nProperties=species:S:1:pos:R:3:forces:R:3\nH 0 0 0 0 nan 1\n", "forces of frames: .* for frame 0"),
         ],
     )
     def test_damaged_files(self, tmp_path, text, message):

@@ -33,7 +33,8 @@ def describe_frames(
     known = _properties(frames, keys or {})
     z = np.concatenate([frame.numbers for frame in frames])
     offsets = np.cumsum([0, *(len(frame) for frame in frames)])
-    found: dict[str, Any] = {"z": z, "pos": _within(np.concatenate([frame.positions for frame in frames]), "pos")}
+    positions = [_known("pos", number, frame.positions) for number, frame in enumerate(frames)]
+    found: dict[str, Any] = {"z": z, "pos": _within(np.concatenate(positions), "pos")}
     found |= {"offsets": offsets, "y": np.empty((len(frames), 0)), "target_names": [], "target_units": []}
     found |= {"of_molecule": {}, "of_atom": {}}
     energies: dict[int, float] = {}
@@ -189,8 +190,12 @@ def _known(name: str, number: int, value: Any) -> Any:
     """Return a stored property of a frame. Numbers that are all NaN count as none, where frames may lack them."""
     right = value is None or np.asarray(value).dtype != bool
     require(right, f"{name} of frames", "numbers", f"{value} for frame {number}")
-    missing = isinstance(value, float | np.ndarray) and np.asarray(value).dtype.kind == "f" and np.size(value)
-    return None if missing and name in ("forces", "stress", "virial", "dipole") and np.isnan(value).all() else value
+    if not (isinstance(value, float | np.ndarray) and np.asarray(value).dtype.kind == "f" and np.size(value)):
+        return value
+    if name in ("forces", "stress", "virial", "dipole") and np.isnan(value).all():
+        return None
+    require(np.isfinite(value).all(), f"{name} of frames", "finite numbers", f"NaN or infinity for frame {number}")
+    return value
 
 
 def _warn_of_changes(frames: Sequence[Any]) -> None:

@@ -283,6 +283,7 @@ OF_GEOMETRY = (
 )
 
 
+@pytest.mark.usefixtures("plain")  # autocast does not reach into kernels
 @pytest.mark.parametrize("name", OF_GEOMETRY)
 def test_terms_of_layers_are_not_rounded_under_autocast(name):
     layer, x, _, _, graph = prepared(name, LIFTED["D3"], F32)

@@ -714,14 +714,9 @@ def test_bad_arguments(arguments, error, named, found):
 
 
 def test_bad_json():
-    with pytest.raises(ValueError, match="text: "):
-        Certificate.from_json("{}")
-    with pytest.raises(ValueError, match="text: "):
-        Certificate.from_json("[]")
-    with pytest.raises(ValueError, match="Expecting value"):
-        Certificate.from_json("certificate")
-    certificate = certify(Pairs(cyclic(2)), clouds())
-    assert Certificate.from_json(certificate.to_json()) == certificate
+    for text, message in (("{}", "text: "), ("[]", "text: "), ("certificate", "Expecting value")):
+        with pytest.raises(ValueError, match=message):
+            Certificate.from_json(text)
 
 
 # --- the command -----------------------------------------------------------------------------------------------
@@ -765,29 +760,6 @@ def test_command_measures_a_regressor_of_energies_and_forces(tmp_path, capsys):
     assert "'forces' is not among" in capsys.readouterr().err
     assert main(["certify", path, "--input", "pos=position+vector"]) == 2
     assert "data.pos: expected 6 components" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("group", "words"),
-    [(["lieattn.groups.trivial", "--group.dim", "3"], "1 element"), (["lieattn.groups.tetrahedral"], "12 elements")],
-)
-def test_elements_are_counted(tmp_path, capsys, group, words):
-    path = checkpoint(tmp_path / "c.ckpt", Constant(), {"class_path": f"{__name__}.Constant"})
-    few = ["--clouds", "1", "--dtype", "float64", "--json", str(tmp_path / "c.json")]
-    assert main(["certify", path, "--trust", "tests", "--group", *group, *few]) == 1
-    certificate = Certificate.from_json((tmp_path / "c.json").read_text())
-    heading = f"group: {certificate.group}, {words}\n"
-    assert heading in capsys.readouterr().out
-    assert heading in str(certificate)
-
-
-class Constant(nn.Module):
-    """Returns the same output for every cloud."""
-
-    symmetry = SE(3)
-
-    def forward(self, data: Batch) -> torch.Tensor:
-        return data.pos.new_ones(data.num_graphs, 1)
 
 
 def test_command_says_when_nothing_is_promised(tmp_path, capsys):

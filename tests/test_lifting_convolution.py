@@ -239,11 +239,13 @@ def test_window_and_lengths():
     torch.testing.assert_close(gradient, torch.tensor([[0, 0], [0.6, 0.8]], dtype=DOUBLE))
 
 
-def test_angle_features_are_their_definition():
-    graph, x = seen(inputs(7, 3)[0], tetrahedral()), inputs(7, 3)[1]
-    angles = randomize(AngleFeatures(3, 2, 2, cutoff=CUTOFF, basis=3, window=2).to(DOUBLE))
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_angle_features_are_their_definition(dim):
+    pos, x, _ = inputs(7, dim)
+    graph = seen(pos, trivial(dim))
+    angles = randomize(AngleFeatures(dim, 2, 2, cutoff=CUTOFF, basis=3, window=2).to(DOUBLE))
     points, edges = angles(x, graph)
-    neighbors, arrows = graph.neighbors, torch.zeros(7, 7, 3, dtype=DOUBLE)
+    neighbors, arrows = graph.neighbors, torch.zeros(7, 7, dim, dtype=DOUBLE)
     functions, windows = torch.zeros(7, 7, 2, 2, dtype=DOUBLE), torch.zeros(7, 7, dtype=DOUBLE)
     for i, j in neighbors.edge_index.flip(0).T.tolist():
         edge = (graph.pos[j] - graph.pos[i]) / CUTOFF
@@ -265,32 +267,16 @@ def test_angle_features_are_their_definition():
             product = products(degree, arrows[neighbors.target, neighbors.source][:, None], arrows[end])
             expected.append(torch.einsum("ej,ejk->ek", product, f[end]))
     torch.testing.assert_close(edges, torch.cat(expected, dim=1), atol=1e-10, rtol=1e-10)
+    other = dim % 3 + 1
+    with pytest.raises(ValueError, match=f"graph: expected points with {dim} coordinates, got {other}"):
+        angles(x, seen(inputs(7, other)[0], trivial(other)))
 
 
 def products(degree, e, other):
-    """Return the products P_1 or P_2 in three dimensions."""
-    cosine = (e * other).sum(dim=-1)
-    return cosine if degree == 1 else (3 * cosine**2 - e.square().sum(dim=-1) * other.square().sum(dim=-1)) / 2
-
-
-@pytest.mark.parametrize("dim", [2, 3])
-def test_angle_features_are_invariant_and_see_angles(dim):
-    """Triangles with the same distances to the first point but another angle there have different features."""
-    angles = randomize(AngleFeatures(dim, 2, 3, cutoff=CUTOFF).to(DOUBLE))
-    pos, x, _ = inputs(6, dim)
-    frames = torch.eye(dim, dtype=DOUBLE)[None]
-    turn = SO(dim).sample(1, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)[0]
-    turn[0] *= -1  # a reflection
-    for found, expected in zip(angles(x, seen(pos @ turn.T, frames)), angles(x, seen(pos, frames)), strict=True):
-        torch.testing.assert_close(found, expected, atol=1e-10, rtol=1e-10)
-    corner = torch.zeros(3, dim, dtype=DOUBLE)
-    corner[1, 0] = corner[2, 1] = 1.0
-    bent = corner.clone()
-    bent[2, 0], bent[2, 1] = 0.6, 0.8
-    right, acute = (angles(x[:3], seen(points, frames, clouds=1))[0][0] for points in (corner, bent))
-    assert (right - acute).abs().max() > 1e-3
-    with pytest.raises(ValueError, match=f"graph: expected points with {dim} coordinates, got {5 - dim}"):
-        angles(x, seen(inputs(6, 5 - dim)[0], torch.eye(5 - dim, dtype=DOUBLE)[None]))
+    """Return the products P_1 or P_2, which is 0 on a line."""
+    cosine, dim = (e * other).sum(dim=-1), e.shape[-1]
+    squares = e.square().sum(dim=-1) * other.square().sum(dim=-1)
+    return cosine if degree == 1 else (dim * cosine**2 - squares) / max(1, dim - 1)
 
 
 def test_edges_have_features_and_windows_of_any_power():
@@ -328,14 +314,3 @@ def test_bad_inputs_are_named(change, message):
     graph = seen(given["pos"], GROUPS["C3"] if given["pos"].shape[1] == 2 else tetrahedral())
     with pytest.raises(ValueError, match=message):
         layer(3)(graph, given["x"], given["vectors"])
-
-
-def test_angle_features_of_other_dimensions():
-    """On a line, all products of degree 2 are 0."""
-    graph = lift(torch.randn(5, 1), trivial(1), Radius(2.0))
-    points, edges = AngleFeatures(1, 2, 1, cutoff=2.0)(torch.randn(5, 2), graph)
-    assert torch.isfinite(edges).all()
-    assert points[:, 0].abs().max() > 0
-    assert torch.equal(points[:, 1], torch.zeros(5))
-    with pytest.raises(ValueError, match="graph: expected points with 3 coordinates, got 1"):
-        AngleFeatures(3, 2, 1, cutoff=2.0)(torch.randn(5, 2), graph)

@@ -35,14 +35,8 @@ def pairs(edges: torch.Tensor) -> set[tuple[int, int]]:
 @pytest.mark.parametrize("loop", [False, True])
 def test_radius_graphs_are_all_pairs_within(loop):
     pos, batch = points()
-    apart = torch.cdist(pos.double(), pos.double(), compute_mode="donot_use_mm_for_euclid_dist")
-    expected = (apart <= 1.5) & (batch[:, None] == batch)
-    if not loop:
-        expected.fill_diagonal_(False)
     edges = radius_graph(pos, 1.5, batch, loop)
-    assert pairs(edges) == pairs(expected.nonzero().T)
-    assert edges.shape[1] == int(expected.sum())
-    assert (edges[1].diff() >= 0).all()
+    assert torch.equal(edges, Radius(1.5, include_self=loop)(pos, batch).edge_index)
     assert torch.equal(radius_graph(pos, 1.5, batch, loop, "target_to_source"), edges.flip(0))
 
 
@@ -151,14 +145,6 @@ def test_no_vector_of_a_cell_is_periodic():
     assert torch.equal(shift, torch.zeros(edges.shape[1], 3))
 
 
-@pytest.mark.parametrize("container", [list, tuple, np.array], ids=["list", "tuple", "array"])
-def test_farthest_points_keep_names_of_points(container):
-    pos = torch.tensor([[0.0], [1.0], [2.0], [10.0]])
-    kept = FarthestPoints(0.5)(Data(pos=pos, names=container(["a", "b", "c", "d"])))
-    assert type(kept.names) is type(container(["a"]))
-    assert list(kept.names) == ["d", "a"]
-
-
 @pytest.mark.parametrize("sizes", [(4,), (1, 1), (2, 2), (4, 1, 6), (3, 0, 0)], ids=str)
 @pytest.mark.parametrize("container", [list, tuple, np.array], ids=["list", "tuple", "array"])
 def test_farthest_points_keep_names_of_points_in_batches(container, sizes):
@@ -168,6 +154,7 @@ def test_farthest_points_keep_names_of_points_in_batches(container, sizes):
     batch = Batch.from_data_list(clouds)
     for found, one in zip(FarthestPoints(0.5)(batch).to_data_list(), clouds, strict=True):
         expected = FarthestPoints(0.5)(one)
+        assert list(expected.names) == [one.names[point] for point in fps(one.pos, ratio=0.5)]
         assert type(found.names) is type(one.names)
         assert list(found.names) == list(expected.names)
         assert found.smiles == one.smiles
@@ -246,13 +233,9 @@ def test_images_in_boxes():
     pos = torch.rand(8, 3, generator=torch.Generator().manual_seed(2)) * 3
     cell = torch.tensor([[3.0, 0.2, 0.0], [0.0, 3.1, 0.3], [0.1, 0.0, 2.9]])
     edges, shift = periodic_radius_graph(pos, 2.0, cell)
-    steps = torch.cartesian_prod(*[torch.arange(-2.0, 3.0)] * 3)
-    expected = 0
-    for step in steps:
-        apart = (pos[None] + step @ cell - pos[:, None]).norm(dim=-1) <= 2.0
-        expected += int(apart.sum()) - (8 if not step.any() else 0)
-    assert edges.shape[1] == expected
-    assert ((pos[edges[0]] + shift - pos[edges[1]]).norm(dim=1) <= 2.0001).all()
+    found = Radius(2.0, include_self=False)(pos, cell=cell)
+    assert torch.equal(edges, found.edge_index)
+    torch.testing.assert_close(shift, found.shift.to(shift))
     made = RadiusGraph(2.0, displacements=True)(Data(pos=pos, cell=cell[None], pbc=torch.ones(1, 3, dtype=torch.bool)))
     assert torch.equal(made.edge_index, edges)
     assert torch.equal(made.edge_shift, shift)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from tests.cases import some
 from tests.parity import affine_self_conv
 
 ROT, MIR = np.array([[0, -1], [1, 0]]), np.array([[-1, 0], [0, 1]])
@@ -263,41 +262,19 @@ def network_file(group, blocks):
 
 FILES = {
     "asc p4m k5 mask": lambda: asc_file("p4m", (2, 3), size=5, border="mask", heads=4),
-    "asc p4 tall": lambda: asc_file("p4", (5, 2), heads=1, scale=1.0),
     "asc p4 one pixel a window": lambda: asc_file("p4", (3, 3), size=1),
     "asc z2 k7": lambda: asc_file("z2", (4, 3), size=7),
-    "simple p4m mask": lambda: asc_file("p4m", (3, 3), "simple", border="mask"),
     "simple p4 plain": lambda: asc_file("p4", (3, 4), "simple", embedded=False),
-    "simple p4m k5": lambda: asc_file("p4m", (2, 3), "simple", size=5, heads=1),
     "sasa p4": lambda: asc_file("p4", (3, 4), "sasa"),
-    "sasa p4m mask": lambda: asc_file("p4m", (3, 3), "sasa", size=5, border="mask", heads=1),
     "sasa z2 mask": lambda: asc_file("z2", (4, 3), "sasa", border="mask"),
     "se p4m": lambda: excite_file("p4m"),
     "se p4 hidden units that do not divide channels": lambda: excite_file("p4", hidden=4),
     "se z2 more hidden units than channels": lambda: excite_file("z2", hidden=7),
-    "block p4m": lambda: block_file("p4m", se=2, border="mask"),
-    "block p4 identity": lambda: block_file("p4", project=False),
-    "block p4 pooled identity": lambda: block_file("p4", project=False, downsample=1, se=2),
     "block z2 strided": lambda: block_file("z2", downsample=1, shortcut="strided", size=5),
-    "block p4 three of eight": lambda: block_file("p4", se=3),
     "block p4 simple": lambda: block_file("p4", case="simple"),
-    "network p4m": lambda: network_file("p4m", [(2, {"se": 2}), (2, {"downsample": 1})]),
     "network z2": lambda: network_file(
         "z2", [(2, {}), (2, {"project": False}), (4, {"downsample": 1, "shortcut": "strided"})]
     ),
-}
-
-# Slow files whose parts are in other files, too.
-BESIDE = {
-    "asc p4 tall",
-    "simple p4m mask",
-    "sasa p4m mask",
-    "network p4m",
-    "block p4m",
-    "block p4 pooled identity",
-    "block p4 three of eight",
-    "block p4 identity",
-    "simple p4m k5",
 }
 
 
@@ -324,7 +301,7 @@ def stored(plane, a, shape, gradients):
     return arrays
 
 
-@pytest.mark.parametrize("name", some(FILES, FILES.keys() - BESIDE))
+@pytest.mark.parametrize("name", FILES)
 def test_files_like_the_goldens(name, tmp_path):
     plane, a, shape = FILES[name]()
     arrays = stored(plane, a, shape, gradients=True)

@@ -29,7 +29,7 @@ from lieattn.models import (
 from lieattn.models.irreps import DistanceTransformer, SE3Transformer, TensorFieldNetwork
 from lieattn.nn import InvariantHead
 from lieattn.ops import backend
-from lieattn.testing import assert_conforms, randomize
+from lieattn.testing import randomize
 from lieattn.train import build
 
 BOTH = CloudInputs(("charge", "spin"), 2)
@@ -92,10 +92,9 @@ def changed(cloud, **attributes):
 
 
 def check(network, parts):
-    """Check symmetry and batches, and that the outputs of a cloud depend on both of its own values."""
+    """Check that the outputs of a cloud depend on both of its own values, and on those of no other cloud."""
     network = randomize(network).double().eval()
     assert network.cloud_inputs == ("charge", "spin")
-    assert not assert_conforms(network, parts, ["equivariance", "batches"])
     with torch.no_grad():
         out = network(Batch.from_data_list(parts))
         for name in ("charge", "spin"):

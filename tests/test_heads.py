@@ -80,7 +80,6 @@ def model(group, **options):
 # --- heads ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("every_backend")
 @every_group
 def test_fields_on_points(group):
     d = group.dim
@@ -132,7 +131,6 @@ def test_heads_of_your_own_are_invariant_unless_they_say_otherwise():
     assert Heads({"own": nn.Linear(4, 1), "vector": VectorHead(4)}).kind == {"own": "invariant", "vector": "vector"}
 
 
-@pytest.mark.usefixtures("every_backend")
 @every_group
 def test_dipoles_and_polarizabilities(group):
     pos, batch = draw(9, group.dim), torch.tensor([2, 0, 0, 2, 0, 3, 2, 2, 0])  # cloud 1 is empty, 3 a single point

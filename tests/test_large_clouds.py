@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import product
 from typing import ClassVar
 
 import pytest
@@ -229,8 +230,10 @@ GRAPHS = {
 }
 
 
-@pytest.mark.parametrize("name", GRAPHS)
-@pytest.mark.parametrize("parts", [1, 13, 1000, torch.arange(60) % 3 * 2], ids=["1", "13", "1000", "given"])
+OF_GRAPHS = [*product(GRAPHS, (13, 1000, torch.arange(60) % 3 * 2)), ("finite", 1), ("periodic", 1)]
+
+
+@pytest.mark.parametrize(("name", "parts"), OF_GRAPHS)
 def test_pieces_give_the_rows_of_the_whole(name, parts):
     graph = GRAPHS[name]()
     layer = LieSelfAttention(4, graph.relative.num_coordinates, heads=2)

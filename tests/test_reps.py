@@ -24,7 +24,7 @@ from lieattn.reps import (
     is_orthogonal,
     to_irreps,
 )
-from tests.cases import GROUPS, refuses
+from tests.cases import GROUPS, refuses, turns
 
 SPATIAL = {
     "scalar": Scalar(),
@@ -384,7 +384,7 @@ def test_permutations_of_points_are_those_of_their_positions(group):
     assert rep == Permutation(group, torch.tensor(rep.permutations))
     values = torch.randn(3, rep.dim, dtype=torch.float64)
     places, matrices = group.elements @ start, rep.matrix(group.elements)
-    for g in range(group.order):
+    for g in turns(group):
         assert torch.equal(matrices[g] @ matrices, matrices[group.cayley[g]])
         moved = rep.act(group.elements[g], values)
         apart = torch.cdist(places @ group.elements[g].T, places)  # channel i is at the place of channel p(i) now

@@ -365,14 +365,6 @@ test_errors = refuses(
         lambda: SPRING_DYNAMICS(Data(**STATE, time=torch.tensor([[0.0, 1.0], [0.0, 1.001]]))),
         r"data: expected time \[clouds, times\], the same in all clouds",
     ),
-    (
-        lambda: SPRING_DYNAMICS(Data(**STATE, time=torch.tensor([[0.0, 1.0]]), cell=torch.eye(2)[None])),
-        r"data\.cell: HamiltonianDynamics does not see periodic images",
-    ),
-    (
-        lambda: HamiltonianDynamics(lambda data: {"count": data.pos}).field(Q, P, M),
-        "potential: expected an output 'energy'",
-    ),
 )
 
 

@@ -266,11 +266,6 @@ def test_energies_are_tensors(outputs, message):
         HamiltonianDynamics(lambda data: outputs).field(data.pos, data.vel, torch.ones(len(data.pos)))
 
 
-def test_other_outputs_are_tensors():
-    with pytest.raises(TypeError, match="model: expected tensors as outputs, got int for 'count'"):
-        EnergyForces(lambda data: {"energy": data.pos.sum()[None], "count": 3})(clouds()[0])
-
-
 def test_other_outputs_within_torch_func():
     model = randomize(EnergyForces(FieldModel(framewise(), Heads(properties())))).double().train()
     data = clouds()[0]
@@ -338,14 +333,6 @@ test_bad_heads = refuses(
         "heads: expected a head of its own for 'y', got that of 'energy'",
     ),
     (lambda: FieldModel(framewise(), Heads(properties()), unit=2.0), "start, unit: expected none for several outputs"),
-    (
-        lambda: EnergyForces(framewise().with_head(Heads({"y": InvariantHead(8, 1)}))).double()(clouds()[0]),
-        r"model: expected an output 'energy', and none .* got \['y'\]",
-    ),
-    (
-        lambda: EnergyForces(framewise().with_head(Heads(properties(force=VectorHead(8))))).double()(clouds()[0]),
-        "model: expected an output 'energy', and none with the names of its derivatives",
-    ),
 )
 
 

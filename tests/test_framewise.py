@@ -8,7 +8,6 @@ from lieattn.geometry import AllPairs, Radius, lift, padding
 from lieattn.groups import cyclic, tetrahedral
 from lieattn.models import DirectionConvNet, FramewiseOptions, FramewiseTransformer, LieTransformer, Lifting
 from lieattn.models.irreps import DistanceTransformer
-from lieattn.nn import FramewiseBlock
 from lieattn.nn.relative import RotaryPhases
 from lieattn.ops import _dense, backend, group_attention
 from lieattn.ops._terms import opposite, turn_pairs
@@ -172,20 +171,7 @@ def _at(data, pos):
     return other
 
 
-@pytest.mark.parametrize(("vel", "found"), [(torch.zeros(3, 2), r"\(3, 2\)"), (None, "NoneType")])
-def test_bad_vectors_are_named(vel, found):
-    data = Data(x=torch.zeros(3, 3), pos=torch.zeros(3, 3), vel=vel)
-    expected = r"a field of type Vector\(3\), \[points=3, 3\] or \[clouds=1, 3\]"
-    with pytest.raises(ValueError, match=rf"data.vel: expected {expected}, got {found}"):
-        network(tetrahedral())(data)
-
-
 test_bad_options_are_named = refuses(
-    (
-        lambda: FramewiseTransformer(cyclic(2), 1, 1, kind="vector", pool="max"),
-        "pool: expected 'mean', 'sum' or 'none', since the maximum",
-    ),
-    (lambda: FramewiseBlock(cyclic(2), 6, heads=2), "heads: 6 channels"),
     (
         lambda: FramewiseTransformer(cyclic(2), 1, 1)(Data(x=torch.zeros(2, 1), pos=torch.zeros(2, 3))),
         r"data\.pos: C2 acts on 2 coordinates",

@@ -710,11 +710,7 @@ def test_what_is_no_element_is_refused(case):
 
 test_what_does_not_fit_is_named = refuses(
     (lambda: SO(3).check("g", torch.eye(4).expand(5, 4, 4)), r"g: expected \[\*, 3, 3\] for SO\(3\), got"),
-    (lambda: SO(3).check("g", torch.eye(3, dtype=torch.int64)), r"g: expected a floating tensor for SO\(3\), got"),
-    (lambda: SO(3).check("g", [[1.0]]), "got list"),
-    (lambda: SE(3).act(torch.eye(4), torch.ones(4, 2)), r"points: expected \[\*, 3\] for SE\(3\)"),
     (lambda: LieGroup("mine", 2, 4, 1), r"size: expected 2 .* or 3"),
-    (lambda: SemidirectProduct("C4"), r"stabilizer: expected a group such as SO\(3\), got 'C4'"),
     (lambda: SemidirectProduct(SE(2)), r"stabilizer: expected a group of linear maps, but SE\(2\) has translations"),
     (lambda: SO(3).design(5), r"count: SO\(3\) has designs of \[1, 2, 4, 12, 24, 60\] elements, got 5"),
     (lambda: O(2).design(3), r"expected an even number, .* got 3"),

@@ -276,8 +276,6 @@ test_bad_arguments = refuses(
     (bad_frames(torch.full((9, 1, 3, 3), torch.nan)), "frames: .* not finite"),
     (bad_frames(torch.zeros(9, 0, 3, 3)), "with a fiber"),
     (bad_frames(torch.eye(3).expand(9, 2, 3, 3), "R3 translations"), "frames: expected None, since the stabilizer"),
-    (bad_lift(cyclic(4)), r"frames: .* \[\*, 3, 3\]"),
-    (bad_lift(SampledFrames(2), pos=torch.zeros(9, 2)), "points: expected"),
     (bad_lift(PrincipalFrames("neighborhood", cutoff=1.0), "Sim(3)"), r"cutoff: .* Sim\(3\) does not preserve lengths"),
     (lambda: PrincipalFrames(cutoff=1.0), "cutoff: expected None, since these are frames of clouds"),
     (bad_lift(PrincipalFrames(improper=True)), "improper: SO.3. has no improper"),
@@ -288,17 +286,6 @@ test_bad_arguments = refuses(
     ),
     (bad_lift(SampledFrames(2), "orbits of SO(3)", torch.zeros(2, 3)), "is not a point of"),
 )
-
-
-def test_neighborhoods_that_the_group_does_not_preserve_are_refused():
-    pos = random_points(SPACES["Sim(3)"])
-    with pytest.raises(ValueError, match=r"neighborhood: Sim\(3\) does not preserve distances"):
-        lift_to(pos, SPACES["Sim(3)"], SampledFrames(2), Radius(1.0))
-    assert lift_to(pos, SPACES["Sim(3)"], SampledFrames(2), Nearest(3)).fiber == 2
-    plane = random_points(SPACES["SE(2)"])
-    with pytest.raises(ValueError, match=r"is not symmetric under SE\(2\)"):
-        lift_to(plane, SPACES["SE(2)"], SampledFrames(2), PixelSquare(3))
-    assert lift_to(plane, SPACES["R2 translations"], None, PixelSquare(3)).fiber == 1
 
 
 SHEARED = FiniteGroup.generate(torch.tensor([[[-0.5, -1.25], [1.0, 0.5]]], dtype=torch.float64), "sheared C4")

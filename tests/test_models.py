@@ -168,9 +168,7 @@ def test_images_need_not_be_square_nor_alike():
     torch.testing.assert_close(model(turned_pixels(wide, dihedral(1), 1)), model(wide), rtol=1e-10, atol=1e-10)
 
 
-def test_inexact_pooling_is_refused_or_warned_about():
-    with pytest.raises(ValueError, match=r"drops rows or columns of a 7 x 7 image.*8 x 8 would be exact"):
-        network(cyclic(4), crops=(0, 0, 0))(images(1, 7, 7, 2))
+def test_inexact_pooling_is_warned_about():
     with pytest.warns(UserWarning, match="breaks equivariance"):
         network(cyclic(4), crops=(0, 0, 0), inexact="warn")(images(1, 7, 7, 2))
     model = network(cyclic(4), crops=(0, 0, 0), inexact="allow")
@@ -200,8 +198,6 @@ def test_published_table_is_the_authors():
         theirs = torch.from_numpy((h + m - g) % n)
         inverse = group.inverse_index
         assert torch.equal(published_table(group)[inverse][:, inverse][:, :, inverse], inverse[theirs])
-    with pytest.raises(ValueError, match="C_n and D_n only, got T"):
-        published_table(tetrahedral())
 
 
 def test_start_does_not_depend_on_rounding():
@@ -598,9 +594,3 @@ def test_only_weights_that_fit_are_advised_to_be_loaded_without_the_check():
     state, other = torch.nn.Sequential(make(cyclic(4))).state_dict(), torch.nn.Sequential(make(dihedral(2)))
     with pytest.raises(RuntimeError, match=r"0\.group: the weights .*, or load dict\(state_dict\) to skip this check"):
         other.load_state_dict(state)
-
-
-def test_stages_of_pixels_say_how_clouds_are_read():
-    network = GSANet(cyclic(4), 1, 2, neighborhood=Radius(1.5), blocks=(1, 1), heads=2)
-    with pytest.raises(ValueError, match=r"needs the size of each image, .* got None; for other .* share=0\.25"):
-        network(Data(x=torch.ones(3, 1), pos=torch.randn(3, 2)))

@@ -167,9 +167,6 @@ BAD_CELLS = {
         "volume is zero",
     ),
     "nan": (torch.full((3, 3), torch.nan), None, "finite"),
-    "shape": (torch.eye(2), None, r"cell: expected \[3, 3\] or \[1, 3, 3\], got \[2, 2\]"),
-    "clouds": (torch.eye(3).expand(2, 3, 3), None, r"cell: expected \[3, 3\] or \[1, 3, 3\]"),
-    "pbc shape": (torch.eye(3), torch.ones(2, dtype=torch.bool), "pbc: expected"),
     "no cell": (None, torch.ones(3, dtype=torch.bool), "pbc: expected a cell, since clouds are periodic"),
 }
 
@@ -296,8 +293,6 @@ def test_data_attributes_are_read():
     assert clouds.pbc.tolist() == [[True, True, False]]
     expected = lift(point_clouds(pos, cell=cell, pbc=pbc), octahedral(), Radius(radius))
     assert torch.equal(lift(data, octahedral(), Radius(radius)).relative.positions, expected.relative.positions)
-    with pytest.raises(ValueError, match="expected None, since PointClouds contain them"):
-        point_clouds(clouds, cell=cell)
 
 
 def test_single_precision_finds_the_same_pairs():

@@ -102,6 +102,11 @@ def element_order(group: FiniteGroup, g: int) -> int:
     return order
 
 
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Return normally distributed numbers in float64."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
 def random_clouds(
     dim: int,
     sizes: Iterable[int] = (6, 5),

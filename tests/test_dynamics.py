@@ -37,7 +37,7 @@ from lieattn.nn.relative import MLPEncoding
 from lieattn.ops import backend
 from lieattn.testing import randomize, relative_error
 from lieattn_datasets import Springs
-from tests.cases import refuses
+from tests.cases import normal, refuses
 
 # Shears of the plane by whole numbers preserve no distances; these two are a finite group.
 SHEARED = FiniteGroup.from_matrices([[[1.0, 0.0], [0.0, 1.0]], [[1.0, 1.0], [0.0, -1.0]]])
@@ -81,14 +81,10 @@ class Learned(nn.Module):
         return CloudPool("sum")(FiberPool("mean")(torch.tanh(self.linear(x))), graph)
 
 
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 def system(points=4, dim=2, clouds=3):
     """Return position, momentum, mass and (mass, stiffness) of some systems."""
-    q, p = draw(clouds, points, dim), draw(clouds, points, dim, seed=1)
-    mass, stiffness = draw(clouds, points, seed=2).abs() + 0.3, draw(clouds, points, seed=3).abs()
+    q, p = normal(clouds, points, dim), normal(clouds, points, dim, seed=1)
+    mass, stiffness = normal(clouds, points, seed=2).abs() + 0.3, normal(clouds, points, seed=3).abs()
     return q, p, mass, torch.stack([mass, stiffness], dim=-1)
 
 
@@ -253,7 +249,7 @@ def test_velocities_masses_and_other_attributes():
             seen.update(data.to_dict())
             return data.pos.square().sum().reshape(1, 1)
 
-    q, p = draw(4, 3), draw(4, 3, seed=1)
+    q, p = normal(4, 3), normal(4, 3, seed=1)
     mass, z = torch.tensor([1.0, 2, 3, 4]).double(), torch.tensor([1, 6, 7, 8])
     dynamics = HamiltonianDynamics(Watching())
     data = Data(pos=q, vel=p / mass[:, None], mass=mass, time=torch.tensor([[0.0, 0.1]]))
@@ -299,8 +295,8 @@ def test_data_have_all_inputs_of_the_potential():
     options = {"channels": 8, "layers": 1, "heads": 2, "pool": "sum", "vector_inputs": ("wind",)}
     potential = FramewiseTransformer(cyclic(4), CloudInputs(("charge",), Species((1, 8))), 1, **options)
     dynamics = HamiltonianDynamics(randomize(potential).double())
-    q, p, times = draw(4, 2), draw(4, 2, seed=1), torch.tensor([[0.0, 0.5]]).double()
-    mass, wind = torch.ones(4).double(), draw(4, 2, seed=2)
+    q, p, times = normal(4, 2), normal(4, 2, seed=1), torch.tensor([[0.0, 0.5]]).double()
+    mass, wind = torch.ones(4).double(), normal(4, 2, seed=2)
     attributes = {"z": torch.tensor([1, 8, 8, 1]), "charge": torch.ones(1).double(), "wind": wind}
     found = dynamics(Data(pos=q, momentum=p, mass=mass, time=times, **attributes))
     path = dynamics.trajectory(q, p, mass, times[0], attributes=attributes)
@@ -319,7 +315,7 @@ def test_clouds_without_points():
         assert dynamics.hamiltonian(*state, attributes={"charge": charge}).shape == (clouds,)
         path = dynamics.trajectory(*state[:3], torch.tensor([0.0, 1.0]), state[3], attributes={"charge": charge})
         assert path.position.shape == (2, *shape, 2)
-    alone = Data(pos=draw(3, 2), vel=draw(3, 2, seed=1), x=torch.ones(3, 1).double(), charge=torch.ones(1).double())
+    alone = Data(pos=normal(3, 2), vel=normal(3, 2, seed=1), x=torch.ones(3, 1).double(), charge=torch.ones(1).double())
     alone.time = torch.tensor([[0.0, 0.1]]).double()
     empty = Data(**{name: value[:0] if alone.is_node_attr(name) else value for name, value in alone.to_dict().items()})
     torch.testing.assert_close(dynamics(Batch.from_data_list([alone, empty])), dynamics(alone))

@@ -11,7 +11,6 @@ from lieattn.certify import certify
 from lieattn.geometry import AllPairs, PrincipalFrames, Radius
 from lieattn.groups import SE, tetrahedral
 from lieattn.models import (
-    DirectionConvNet,
     EnergyForces,
     FieldModel,
     FramewiseOptions,
@@ -349,16 +348,6 @@ def model_of(head):
     [
         (lambda: lie(pool="sum"), lie, "pool: the weights are for sum, the module has mean"),
         (
-            lambda: FramewiseTransformer(tetrahedral(), 1, 3, channels=4),
-            lambda: FramewiseTransformer(tetrahedral(), 1, 1, channels=4, kind="vector"),
-            "kind: the weights are for invariant, the module has vector",
-        ),
-        (
-            lambda: DirectionConvNet(tetrahedral(), 1, 1, channels=4, neighborhood=Radius(3.0), pool="none"),
-            lambda: DirectionConvNet(tetrahedral(), 1, 1, channels=4, neighborhood=Radius(3.0)),
-            "pool: the weights are for none, the module has mean",
-        ),
-        (
             lambda: model_of(FieldHead(8, Vector(3))),
             lambda: model_of(FieldHead(8, Pseudovector(), pool="sum")),
             r"kind: the weights are for Vector\(3\), the module has Pseudovector; .*\n.*for none, the module has sum",
@@ -374,7 +363,7 @@ def model_of(head):
             "kind: the weights are for pose=rotation, the module has pose=tensor",
         ),
     ],
-    ids=["lie", "framewise", "directions", "field", "heads", "pose"],
+    ids=["lie", "field", "heads", "pose"],
 )
 def test_weights_of_other_outputs_are_refused(source, network, fault):
     weights, model = randomize(source()).state_dict(), network()

@@ -12,17 +12,13 @@ from lieattn.nn import FiberToIrreps, GroupLinear, IrrepsToFiber, lift_field, pr
 from lieattn.reps import Irreps, Pseudovector, Scalar, SymmetricTensor, Vector
 from lieattn.spaces import Euclidean
 from lieattn.testing import randomize, relative_error
-from tests.cases import GROUPS, refuses, turns
+from tests.cases import GROUPS, normal, refuses, turns
 from tests.test_reps import PLANAR, SPATIAL, rotations
 
 REPS = {2: PLANAR, 3: SPATIAL}
 FIBERED = {name: group for name, group in GROUPS.items() if group.dim in (2, 3)}
 SPACE_GROUPS = {name: group for name, group in GROUPS.items() if group.dim == 3}
 every_spatial = pytest.mark.parametrize("group", SPACE_GROUPS.values(), ids=SPACE_GROUPS)
-
-
-def draw(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 # --- equivariance ---------------------------------------------------------------------------------------------
@@ -32,7 +28,7 @@ def draw(*shape, seed=0, dtype=torch.float64):
 def test_lifted_fields_are_translated(group):
     """F_{g v}(g x, h) = F_v(x, g⁻¹ h), the left regular representation."""
     rep = REPS[group.dim]["sum"]
-    values = draw(5, rep.dim)
+    values = normal(5, rep.dim)
     lifted = lift_field(values, group, rep)
     for g in range(group.order):
         moved = lift_field(rep.act(group.elements[g], values), group, rep)
@@ -45,7 +41,7 @@ def test_frames_that_turn_with_the_points(name):
     rep = SPATIAL[name]
     frames = rotations(6 * 4).reshape(6, 4, 3, 3)
     frames[:, ::2] *= -1
-    values, weight = draw(6, rep.dim), draw(rep.dim, rep.dim, seed=3)
+    values, weight = normal(6, rep.dim), normal(rep.dim, rep.dim, seed=3)
 
     def call(values, frames):
         return project_field(torch.tanh(lift_field(values, frames, rep) @ weight), frames, rep)
@@ -68,7 +64,7 @@ def test_project_inverts_lift_for_any_frames(name, per_point):
     frames = rotations(7 * 3)
     frames[::2] *= -1
     frames = frames.reshape(7, 3, 3, 3) if per_point else frames[:5]
-    values = draw(7, rep.dim)
+    values = normal(7, rep.dim)
     found = project_field(lift_field(values, frames, rep), frames, rep)
     torch.testing.assert_close(found, values, atol=1e-14, rtol=1e-14)
 
@@ -77,7 +73,7 @@ def test_frames_that_scale():
     """Vectors and tensors support frames of the similarity group, pseudovectors do not."""
     frames = 2.5 * rotations(4)
     rep = Vector(3) + SymmetricTensor(3) + Scalar()
-    values = draw(3, rep.dim)
+    values = normal(3, rep.dim)
     lifted = lift_field(values, frames, rep)
     torch.testing.assert_close(lifted[:, :, :3], torch.einsum("fji,pj->pfi", frames, values[:, :3]) / 2.5**2)
     torch.testing.assert_close(project_field(lifted, frames, rep), values)
@@ -102,7 +98,7 @@ def test_frames_that_scale_where_their_values_cannot_be_read(way):
 def test_gradients():
     frames = rotations(3)
     rep = Vector(3) + Irreps("2e")
-    values = draw(2, rep.dim).requires_grad_()
+    values = normal(2, rep.dim).requires_grad_()
     assert torch.autograd.gradcheck(lambda v: project_field(lift_field(v, frames, rep).tanh(), frames, rep), values)
     assert torch.autograd.gradgradcheck(lambda v: project_field(lift_field(v, frames, rep).tanh(), frames, rep), values)
 
@@ -135,7 +131,7 @@ test_errors = refuses(
 
 def test_compiled_without_breaks():
     group, rep = octahedral(), Irreps("0e + 1o + 2e") + Pseudovector() + SymmetricTensor(3)
-    frames, values = group.elements, draw(3, rep.dim)
+    frames, values = group.elements, normal(3, rep.dim)
     to_irreps, to_fiber = FiberToIrreps(group, rep.dim), IrrepsToFiber(group, rep.dim)
 
     def call(values, frames):
@@ -153,12 +149,12 @@ def test_compiled_without_breaks():
 def test_fourier_transform_loses_nothing(group):
     to_irreps, to_fiber = FiberToIrreps(group, 3), IrrepsToFiber(group, 3)
     assert to_irreps.complete
-    field = draw(4, group.order, 3)
+    field = normal(4, group.order, 3)
     features = to_irreps(field)
     assert features.shape == (4, to_irreps.irreps.dim)
     torch.testing.assert_close(to_fiber(features), field, atol=1e-12, rtol=0)
     # Converting there and back is a projection: what a field cannot represent is lost the first time.
-    features = draw(4, to_irreps.irreps.dim)
+    features = normal(4, to_irreps.irreps.dim)
     once = to_irreps(to_fiber(features))
     torch.testing.assert_close(to_irreps(to_fiber(once)), once, atol=1e-11, rtol=0)
 
@@ -166,7 +162,7 @@ def test_fourier_transform_loses_nothing(group):
 @every_spatial
 def test_fourier_transform_is_equivariant(group):
     to_irreps, to_fiber = FiberToIrreps(group, 2), IrrepsToFiber(group, 2)
-    field, features = draw(3, group.order, 2), draw(3, to_irreps.irreps.dim, seed=1)
+    field, features = normal(3, group.order, 2), normal(3, to_irreps.irreps.dim, seed=1)
     back = to_fiber(features)
     for g in turns(group):
         R = group.elements[g]
@@ -209,7 +205,7 @@ def test_low_degrees_survive_the_fiber(group, band):
     to_irreps, to_fiber = FiberToIrreps(group, 2, band), IrrepsToFiber(group, 2, band)
     assert to_irreps.independent
     assert not FiberToIrreps(group, 1).independent  # the band of all functions has more components than elements
-    features = draw(5, to_irreps.irreps.dim)
+    features = normal(5, to_irreps.irreps.dim)
     torch.testing.assert_close(to_irreps(to_fiber(features)), features, atol=1e-12, rtol=0)
     torch.testing.assert_close(to_fiber(features).norm(), features.norm())
 
@@ -218,7 +214,7 @@ def test_layout_is_that_of_e3nn_and_of_projected_fields():
     """Copy (c, n) of degree 1 is the projection of channel c times the unit vector n, up to the normalization."""
     group, channels = octahedral(), 3
     to_irreps = FiberToIrreps(group, channels)
-    field = draw(4, 24, channels)
+    field = normal(4, 24, channels)
     features = to_irreps(field)
     assert str(to_irreps.irreps.to_e3nn()) == "3x0e+9x1o+15x2e+21x3o"
     degree_one = features[:, 3:30].unflatten(1, (channels, 3, 3))
@@ -250,7 +246,7 @@ def test_warm_start_of_an_e3nn_layer(group, bias):
     linear = layer.to_irreps()
     source, target = FiberToIrreps(group, 2), IrrepsToFiber(group, 3)
     assert (linear.irreps_in, linear.irreps_out) == (source.irreps.to_e3nn(), target.irreps.to_e3nn())
-    field = draw(4, group.order, 2)
+    field = normal(4, group.order, 2)
     torch.testing.assert_close(target(linear(source(field))), layer(field), atol=1e-11, rtol=0)
     back = GroupLinear.from_irreps(linear, source, target)
     torch.testing.assert_close(back.weight, layer.weight, atol=1e-11, rtol=0)
@@ -266,13 +262,13 @@ def test_every_e3nn_layer_becomes_a_group_linear(band):
     source, target = FiberToIrreps(group, 2, band), IrrepsToFiber(group, 3, band)
     linear = randomize(o3.Linear(source.irreps.to_e3nn(), target.irreps.to_e3nn(), biases=True).double())
     layer = GroupLinear.from_irreps(linear, source, target)
-    field = draw(4, 24, 2)
+    field = normal(4, 24, 2)
     torch.testing.assert_close(layer(field), target(linear(source(field))), atol=1e-12, rtol=0)
 
 
 def test_casts_do_not_round_the_transform():
     to_irreps, to_fiber = FiberToIrreps(icosahedral(), 2), IrrepsToFiber(icosahedral(), 2)
-    field = draw(3, 60, 2)
+    field = normal(3, 60, 2)
     back = to_fiber.float().double()(to_irreps.float().double()(field))
     torch.testing.assert_close(back, field, atol=1e-12, rtol=0)
     assert to_irreps(field.float()).dtype == torch.float32

@@ -251,7 +251,7 @@ def test_rows_that_repeat_have_derivatives_of_their_own():
     torch.testing.assert_close(grad(energy)(pos), wanted, **EXACT)
 
 
-def test_images_and_forces():
+def test_images():
     torch.manual_seed(0)
     image = randomize(AttentiveResNet(cyclic(4), 1, 2, blocks=1, channels=(2, 2, 2), attention="pose")).double().eval()
     x, pos = torch.rand(64, 1).double(), pixel_positions(8, 8, dtype=torch.float64)
@@ -263,9 +263,6 @@ def test_images_and_forces():
     (wanted,) = torch.autograd.grad(scores(seen).sum(), seen)
     torch.testing.assert_close(grad(lambda x: scores(x).sum())(x), wanted, **EXACT)
     torch.testing.assert_close(vmap(scores)(torch.stack([x, 2 * x]))[1], scores(2 * x), **EXACT)
-    network, data, _ = prepared("lie")
-    force = EnergyForces(network).eval()(data).force
-    torch.testing.assert_close(-grad(lambda pos: network(Data(x=data.x, pos=pos)).sum())(data.pos), force, **EXACT)
 
 
 def test_forces_in_eval_mode_have_derivatives():

@@ -42,11 +42,6 @@ def per_edge(graph):
     return table if index is None else table[index]
 
 
-def edges(graph):
-    """Return the edges of a graph, independent of its index: point numbers and relative positions."""
-    return graph.neighbors.source, graph.neighbors.target, per_edge(graph)
-
-
 def assert_same_graph(found, wanted, *, atol=0.0):
     assert found.group == wanted.group
     assert found.length == wanted.length
@@ -352,14 +347,6 @@ def test_gradients_reach_every_coordinate_and_equal_finite_differences():
     (gradient,) = torch.autograd.grad(loss(pos), pos)
     assert (gradient.abs() > 1e-6).all()
     torch.testing.assert_close(gradient.sum(0), torch.zeros(2, dtype=torch.float64), atol=1e-12, rtol=0)
-
-
-def test_gradients_reach_the_points_of_a_padded_batch():
-    padded = torch.randn(2, 4, 2, dtype=torch.float64, requires_grad=True)
-    mask = torch.tensor([[True, True, True, False], [True, True, False, False]])
-    per_edge(lift(padded, cyclic(4), AllPairs(), mask=mask)).square().sum().backward()
-    assert (padded.grad[mask].abs().sum(-1) > 0).all()
-    assert (padded.grad[~mask] == 0).all()
 
 
 def test_with_and_without_gradient_the_same_graph():

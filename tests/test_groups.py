@@ -707,14 +707,7 @@ def test_motions_keep_the_dtype_and_broadcast(dtype):
     assert {t.dtype for t in (g, moved, motions.inverse(g), motions.identity(g))} == {dtype}
     found = motions.stabilizer.index(motions.linear(motions.inverse(g)))
     assert torch.equal(found, motions.stabilizer.inverse_index[index])
-    one = motions.element(2, torch.zeros(4, 3, dtype=dtype))
-    assert torch.equal(motions.stabilizer.index(motions.linear(one)), torch.full((4,), 2))
-
-
-def test_one_translation_broadcasts_against_many_indices():
-    motions = SemidirectProduct(dihedral(3))
-    shift = torch.tensor([1.0, 2.0])
-    g = motions.element(torch.arange(6), shift)
-    assert g.shape == (6, 3, 3)
-    assert torch.equal(motions.translation(g), shift.expand(6, 2))
-    assert torch.equal(motions.stabilizer.index(motions.linear(g)), torch.arange(6))
+    for many, shift in ((2, torch.zeros(4, 3, dtype=dtype)), (torch.arange(4), torch.ones(3, dtype=dtype))):
+        one = motions.element(many, shift)
+        assert torch.equal(motions.stabilizer.index(motions.linear(one)), torch.arange(4) * 0 + many)
+        assert torch.equal(motions.translation(one), shift.expand(4, 3))

@@ -37,15 +37,11 @@ from lieattn.nn.relative import MLPEncoding
 from lieattn.reps import Pseudovector, Scalar, SymmetricTensor, Vector
 from lieattn.spaces import PositionDirection
 from lieattn.testing import randomize
-from tests.cases import GROUPS, SMALL_GROUPS, turns
+from tests.cases import GROUPS, SMALL_GROUPS, normal, turns
 from tests.test_reps import rotations
 
 every_group = pytest.mark.parametrize("group", SMALL_GROUPS.values(), ids=SMALL_GROUPS)
 CHANNELS = 4
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 class Energy(nn.Module):
@@ -70,7 +66,7 @@ class Energy(nn.Module):
 
 
 def molecule(group, points=6, seed=0, **more):
-    return Data(pos=draw(points, group.dim, seed=seed), z=torch.arange(points) % 3 + 1, **more)
+    return Data(pos=normal(points, group.dim, seed=seed), z=torch.arange(points) % 3 + 1, **more)
 
 
 def model(group, **options):
@@ -85,7 +81,7 @@ def test_fields_on_points(group):
     d = group.dim
     heads = [FieldHead(CHANNELS, Scalar()), VectorHead(CHANNELS, d, hidden=7), FieldHead(CHANNELS, SymmetricTensor(d))]
     heads += [FieldHead(CHANNELS, Pseudovector())] if d == 3 else []
-    x = draw(5, group.order, CHANNELS)
+    x = normal(5, group.order, CHANNELS)
     for head in heads:
         randomize(head.double())
         out = head(x, group)
@@ -105,8 +101,8 @@ REDUCTIONS = {
 @pytest.mark.parametrize("pool", REDUCTIONS)
 def test_invariant_heads_by_their_definition(pool):
     """Pooled over frames and points first, by default, and three linear maps after them."""
-    graph = lift(draw(5, 3), tetrahedral(), AllPairs(), batch=torch.tensor([0, 0, 1, 1, 1]))
-    x = draw(5, 12, CHANNELS)
+    graph = lift(normal(5, 3), tetrahedral(), AllPairs(), batch=torch.tensor([0, 0, 1, 1, 1]))
+    x = normal(5, 12, CHANNELS)
     head = randomize(InvariantHead(CHANNELS, 2, pool=pool, norm=True).double())
     y = torch.stack([REDUCTIONS[pool](part) for part in (x[:2], x[2:])])
     for norm, linear in zip(head.norms, head.linears, strict=True):
@@ -120,10 +116,10 @@ def test_heads_are_as_wide_as_the_field():
 
 
 def test_poses_of_nothing_are_rotations():
-    graph = lift(draw(4, 3), tetrahedral(), AllPairs(), batch=torch.tensor([0, 0, 2, 2]))  # cloud 1 is empty
+    graph = lift(normal(4, 3), tetrahedral(), AllPairs(), batch=torch.tensor([0, 0, 2, 2]))  # cloud 1 is empty
     head = randomize(RotationHead(CHANNELS).double())
     with pytest.warns(UserWarning, match=r"undetermined for 1 of 3 clouds \(the first has index 1\)"):
-        found = head(draw(4, 12, CHANNELS), graph)
+        found = head(normal(4, 12, CHANNELS), graph)
     torch.testing.assert_close(found @ found.mT, torch.eye(3, dtype=torch.float64).expand(3, 3, 3))
 
 
@@ -133,11 +129,11 @@ def test_heads_of_your_own_are_invariant_unless_they_say_otherwise():
 
 @every_group
 def test_dipoles_and_polarizabilities(group):
-    pos, batch = draw(9, group.dim), torch.tensor([2, 0, 0, 2, 0, 3, 2, 2, 0])  # cloud 1 is empty, 3 a single point
-    x = draw(9, group.order, CHANNELS, seed=1)
+    pos, batch = normal(9, group.dim), torch.tensor([2, 0, 0, 2, 0, 3, 2, 2, 0])  # cloud 1 is empty, 3 a single point
+    x = normal(9, group.order, CHANNELS, seed=1)
     dipole = randomize(DipoleHead(CHANNELS, group.dim).double())
     polarizability = randomize(PolarizabilityHead(CHANNELS, group.dim).double())
-    total = draw(4, seed=2)
+    total = normal(4, seed=2)
 
     def call(x, pos):
         graph = lift(pos, group, Radius(1.5), batch=batch)
@@ -161,8 +157,8 @@ SPATIAL = {name: group for name, group in GROUPS.items() if group.dim == 3 and g
 @pytest.mark.parametrize("group", SPATIAL.values(), ids=SPATIAL)
 def test_rotations(group):
     """R rotates with the clouds and stays a rotation under reflections, in both precisions and for tiny vectors."""
-    pos, batch = draw(9, 3), torch.tensor([0, 1] * 4 + [0])
-    x = draw(9, group.order, CHANNELS, seed=1)
+    pos, batch = normal(9, 3), torch.tensor([0, 1] * 4 + [0])
+    x = normal(9, group.order, CHANNELS, seed=1)
     for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
         head = randomize(RotationHead(CHANNELS, hidden=7), seed=2).to(dtype)
 
@@ -187,7 +183,7 @@ def test_poses_of_symmetric_clouds_are_named(dtype):
     group = octahedral()
     head = randomize(RotationHead(1).to(dtype))
     triangle = torch.stack([torch.tensor([1.0, 0.5, 0.2]).roll(shift) for shift in range(3)])
-    pos = torch.cat([draw(4, 3), torch.eye(3), -torch.eye(3), triangle]).to(dtype)
+    pos = torch.cat([normal(4, 3), torch.eye(3), -torch.eye(3), triangle]).to(dtype)
     batch = torch.tensor([0] * 4 + [1] * 6 + [2] * 3)
     graph = lift(pos, group, AllPairs(), batch=batch)
     x = ((graph.frame_positions() @ torch.tensor([[1.0], [0.5], [0.2]]).to(dtype)) ** 3).requires_grad_()
@@ -200,8 +196,8 @@ def test_poses_of_symmetric_clouds_are_named(dtype):
 
 def test_charges_sum_to_the_total():
     head = randomize(DipoleHead(CHANNELS).double())
-    clouds = lift(draw(7, 3), trivial(3), AllPairs(), batch=torch.tensor([1, 0, 1, 1, 0, 1, 0]))
-    x, total = draw(7, 1, CHANNELS, seed=1), torch.tensor([-1.0, 2.0], dtype=torch.float64)
+    clouds = lift(normal(7, 3), trivial(3), AllPairs(), batch=torch.tensor([1, 0, 1, 1, 0, 1, 0]))
+    x, total = normal(7, 1, CHANNELS, seed=1), torch.tensor([-1.0, 2.0], dtype=torch.float64)
 
     def sums(charges):
         return charges.new_zeros(2).index_add(0, clouds.batch, charges)
@@ -224,8 +220,8 @@ def test_dipole_is_charge_times_position():
 
 
 def test_dipoles_of_ions_are_relative_to_the_means_of_their_clouds():
-    head, x = randomize(DipoleHead(CHANNELS)), draw(5, 12, CHANNELS).float()
-    pos, batch, total = draw(5, 3), torch.tensor([0, 0, 0, 1, 1]), torch.tensor([1.0, -2.0])
+    head, x = randomize(DipoleHead(CHANNELS)), normal(5, 12, CHANNELS).float()
+    pos, batch, total = normal(5, 3), torch.tensor([0, 0, 0, 1, 1]), torch.tensor([1.0, -2.0])
 
     def dipoles(pos):
         return head(x, replace(lift(pos, tetrahedral(), AllPairs(), batch=batch), charge=total))
@@ -242,7 +238,7 @@ def test_dipoles_of_ions_are_relative_to_the_means_of_their_clouds():
 def test_heads_take_frames_of_every_point():
     """With frames computed from the data, heads are exact for every rotation and reflection."""
     head, pseudo = VectorHead(CHANNELS).double(), FieldHead(CHANNELS, Pseudovector()).double()
-    frames, x = rotations(5 * 4).reshape(5, 4, 3, 3), draw(5, 4, CHANNELS)
+    frames, x = rotations(5 * 4).reshape(5, 4, 3, 3), normal(5, 4, CHANNELS)
     R = -rotations(1, seed=4)[0]
     torch.testing.assert_close(head(x, R @ frames), head(x, frames) @ R.T)
     torch.testing.assert_close(pseudo(x, R @ frames), -pseudo(x, frames) @ R.T)
@@ -252,16 +248,16 @@ def test_heads_take_frames_of_every_point():
 
 
 def test_dipoles_of_points_with_directions_use_their_positions():
-    head, pos, x = randomize(DipoleHead(CHANNELS).double()), draw(5, 3), draw(5, 4, CHANNELS, seed=1)
-    points = torch.cat([pos, nn.functional.normalize(draw(5, 3, seed=2), dim=1)], dim=1)
+    head, pos, x = randomize(DipoleHead(CHANNELS).double()), normal(5, 3), normal(5, 4, CHANNELS, seed=1)
+    points = torch.cat([pos, nn.functional.normalize(normal(5, 3, seed=2), dim=1)], dim=1)
     graph = lift(points, SampledFrames(4), AllPairs(), PositionDirection())
     same = lift(pos, GivenFrames(graph.frames), AllPairs())
     torch.testing.assert_close(head(x, graph), head(x, same))
 
 
 def test_heads_keep_single_precision_under_autocast():
-    graph = lift(draw(4, 3).float(), tetrahedral(), AllPairs())
-    x = draw(4, 12, CHANNELS).float()
+    graph = lift(normal(4, 3).float(), tetrahedral(), AllPairs())
+    x = normal(4, 12, CHANNELS).float()
     with torch.autocast("cpu", torch.bfloat16):
         assert DipoleHead(CHANNELS)(x, graph).dtype == torch.float32
         assert PolarizabilityHead(CHANNELS)(x, graph).dtype == torch.float32
@@ -271,7 +267,7 @@ def test_heads_keep_single_precision_under_autocast():
 def test_dipoles_of_periodic_clouds_are_those_of_the_given_images(neutral):
     cell, shift = 4 * torch.eye(3, dtype=torch.float64), torch.zeros(5, 3, dtype=torch.float64)
     shift[1, 0] = 4
-    pos, x = draw(5, 3), draw(5, 12, CHANNELS, seed=1)
+    pos, x = normal(5, 3), normal(5, 12, CHANNELS, seed=1)
     clouds = [point_clouds(places, cell=cell) for places in (pos, pos + shift)]
     graph, moved = (lift(one, tetrahedral(), Radius(2.0)) for one in clouds)
     head = randomize(DipoleHead(CHANNELS, neutral=neutral).double())
@@ -282,23 +278,23 @@ def test_dipoles_of_periodic_clouds_are_those_of_the_given_images(neutral):
 
 
 def test_errors_of_heads():
-    graph = lift(draw(4, 3), octahedral(), AllPairs())
+    graph = lift(normal(4, 3), octahedral(), AllPairs())
     with pytest.raises(ValueError, match=r"graph\.charge: expected shape"):
-        DipoleHead(CHANNELS).double()(draw(4, 24, CHANNELS), replace(graph, charge=torch.zeros(3)))
+        DipoleHead(CHANNELS).double()(normal(4, 24, CHANNELS), replace(graph, charge=torch.zeros(3)))
     with pytest.raises(ValueError, match=r"graph\.charge: expected None"):
-        DipoleHead(CHANNELS, neutral=False).double()(draw(4, 24, CHANNELS), replace(graph, charge=torch.zeros(1)))
+        DipoleHead(CHANNELS, neutral=False).double()(normal(4, 24, CHANNELS), replace(graph, charge=torch.zeros(1)))
     with pytest.raises(ValueError, match="values: expected a field on the 4 points of the graph, got 3"):
-        VectorHead(CHANNELS).double()(draw(3, 24, CHANNELS), graph)
+        VectorHead(CHANNELS).double()(normal(3, 24, CHANNELS), graph)
     with pytest.raises(ValueError, match="values: expected a field on the 4 points of the graph, got 5"):
-        PolarizabilityHead(CHANNELS).double()(draw(5, 24, CHANNELS), graph)
+        PolarizabilityHead(CHANNELS).double()(normal(5, 24, CHANNELS), graph)
     with pytest.raises(TypeError, match="graph: expected a lifted graph, over whose clouds"):
-        VectorHead(CHANNELS, pool="mean").double()(draw(4, 24, CHANNELS), octahedral())
+        VectorHead(CHANNELS, pool="mean").double()(normal(4, 24, CHANNELS), octahedral())
     with pytest.raises(ValueError, match="norm: expected False, since readout 'point_first' has no normalization"):
         InvariantHead(3, 1, readout="point_first", norm=True)
     for shape in ((4, CHANNELS), (3, 24, CHANNELS), (4, 2, 24, CHANNELS)):  # the first was averaged over the points
         for pool in ("none", "mean"):
             with pytest.raises(ValueError, match=r"x: expected a field \[points=4, fiber, channels\], got \("):
-                InvariantHead(CHANNELS, 1, pool=pool).double()(draw(*shape), graph)
+                InvariantHead(CHANNELS, 1, pool=pool).double()(normal(*shape), graph)
 
 
 # --- forces ---------------------------------------------------------------------------------------------------
@@ -308,7 +304,7 @@ def test_errors_of_heads():
 @pytest.mark.parametrize("name", ["D3", "T"])
 def test_forces_are_minus_the_gradient_and_sum_to_zero(name):
     group, step = SMALL_GROUPS[name], 1e-6
-    forces, data = model(group, velocities=True), molecule(group, vel=draw(6, group.dim, seed=9))
+    forces, data = model(group, velocities=True), molecule(group, vel=normal(6, group.dim, seed=9))
     energy, force = forces(data)
     assert energy.shape == (1,)
     assert force.shape == data.pos.shape

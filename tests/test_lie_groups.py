@@ -32,7 +32,7 @@ from lieattn.groups import (
     rotation_from_quaternion,
 )
 from lieattn.spaces import Euclidean
-from tests.cases import GROUPS, refuses
+from tests.cases import GROUPS, normal, refuses
 from tests.lie_cases import (
     LIE_GROUPS,
     OWN_NAMES,
@@ -58,10 +58,6 @@ RIGID = {name: LIE_GROUPS[name] for name in ("SO(2)", "SO(3)", "O(2)", "O(3)", "
 
 def generator(seed=0):
     return torch.Generator().manual_seed(seed)
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
 
 
 def close(found, expected, atol=1e-12, rtol=1e-12):

@@ -175,11 +175,3 @@ def test_options_in_configuration_files():
     """)
     assert model.share == 0.5
     assert (model.lifting, model.local) == (Lifting(local=0, neighbor_dropout=0.5), None)
-    with pytest.raises(ValueError, match="neighbor_dropout: expected a probability"):
-        from_file("""
-            class_path: lieattn.models.LieConvNet
-            init_args:
-              in_channels: 2
-              neighborhood: {class_path: lieattn.geometry.AllPairs}
-              lifting: {neighbor_dropout: 1.5}
-        """)

@@ -14,7 +14,6 @@ from lieattn.geometry import (
     Coarse,
     DegenerateFramesWarning,
     FiniteFrames,
-    Given,
     GivenFrames,
     GroupFrames,
     Nearest,
@@ -639,16 +638,6 @@ def test_subset():
     torch.testing.assert_close(of_edges(part), of_edges(expected), rtol=0, atol=1e-14)
     given = lift_to(pos, space, GivenFrames(whole.frames), Radius(1.5), batch=batch)
     assert torch.equal(of_edges(given.subset(kept, Radius(2.0))), of_edges(expected))
-
-
-def test_given_edges_and_empty_clouds():
-    space = SPACES["SE(3)"]
-    pos = random_points(space, 3)
-    graph = lift_to(pos, space, SampledFrames(2), Given(torch.tensor([[0], [1]])), ptr=torch.tensor([0, 3, 3]))
-    assert of_edges(graph).shape == (1, 2, 2, 12)
-    assert graph.num_clouds == 2
-    nothing = lift_to(pos[:0], space, SampledFrames(2), AllPairs())
-    assert of_edges(nothing).shape == (0, 2, 2, 12)
 
 
 @pytest.mark.parametrize("frames", [None, SampledFrames(4), PrincipalFrames()], ids=repr)

@@ -9,7 +9,7 @@ import torch
 from torch_geometric.data import Batch, Data
 
 from lieattn.certify import certify
-from lieattn.geometry import AllPairs, PrincipalFrames, Radius, SampledFrames, lift
+from lieattn.geometry import AllPairs, PrincipalFrames, Radius, lift
 from lieattn.groups import cyclic, dihedral, tetrahedral, trivial
 from lieattn.models import GSANet, GSAOptions
 from lieattn.nn import GroupConvolution, GroupSelfAttention, LiftingSelfAttention
@@ -105,11 +105,6 @@ def test_guarantees_say_whether_layers_are_unique(pattern):
     other = replace(options, positions="none", values=False)
     for made in (GSANet(PrincipalFrames(), options=options, **near), GSANet(cyclic(4), options=other, **near)):
         assert "uniquely" not in made.guarantee
-
-
-def test_random_frames_promise_nothing_with_absolute_positions():
-    found = network("absolute", SampledFrames(2), Radius(1.0)).symmetry
-    assert (found.group, found.on_average, found.translations) == (None, None, False)
 
 
 @pytest.mark.parametrize("group", [cyclic(4), dihedral(3)], ids=lambda group: group.name)

@@ -311,14 +311,6 @@ def test_moves():
     assert torch.equal(single.frames, group.matrices(single.pos))
 
 
-def test_no_points_and_one_point():
-    group = GROUPS["C4"]
-    assert on_scales(torch.zeros(0, 2), group, 1.0, FIBER).relative.coordinates.shape == (0, 4, 4, 7)
-    one = on_scales(torch.zeros(1, 2), group, 1.0, FIBER)
-    assert one.neighbors.num_edges == 3 * FIBER["levels"] - 2
-    assert torch.isfinite(one.relative.coordinates).all()
-
-
 def test_windows_are_dilated_with_the_scales():
     pos, _, batch = cloud(GROUPS["C4"])
     relative = lift(pos, ScaleFrames(GROUPS["C4"], **FIBER), Radius(0.9, smooth=True), batch=batch).relative

@@ -22,7 +22,7 @@ from lieattn.groups import (
     tetrahedral,
 )
 from lieattn.spaces import Euclidean, HomogeneousSpace, Orbits, PositionDirection, Sphere
-from tests.cases import refuses
+from tests.cases import normal, refuses
 from tests.lie_cases import OWN, Heisenberg, elements
 
 
@@ -54,10 +54,6 @@ SPACES = {
 }
 every_space = pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
 WITH_STABILIZER = {name: space for name, space in SPACES.items() if space.stabilizer is not None}
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def points(space, count=50, seed=0):

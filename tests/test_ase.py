@@ -1,4 +1,4 @@
-"""Networks as calculators of ASE: derivatives, units, relaxation and dynamics."""
+"""Networks as calculators of ASE: derivatives, units and dynamics."""
 
 import copy
 
@@ -33,10 +33,8 @@ from lieattn.train import PointSetRegressor
 from lieattn_datasets import ExtendedXYZ
 
 ase = pytest.importorskip("ase")
-build, lj, filters = (pytest.importorskip(f"ase.{name}") for name in ("build", "calculators.lj", "filters"))
-optimize, velocitydistribution, verlet = (
-    pytest.importorskip(f"ase.{name}") for name in ("optimize", "md.velocitydistribution", "md.verlet")
-)
+build, lj = (pytest.importorskip(f"ase.{name}") for name in ("build", "calculators.lj"))
+velocitydistribution, verlet = (pytest.importorskip(f"ase.md.{name}") for name in ("velocitydistribution", "verlet"))
 calculator = pytest.importorskip("lieattn.ase")
 
 RADIUS = 6.0
@@ -92,51 +90,6 @@ def test_lennard_jones_is_that_of_ase():
     np.testing.assert_allclose(ours.get_stress(), theirs.get_stress(), atol=1e-10)
 
 
-def test_relaxation():
-    """Atoms and cell relax to the lattice constant of ASE's Lennard-Jones argon, within 0.001 Å."""
-    sides = []
-    for chosen in (calculator.Calculator(LennardJones()), lj.LennardJones(epsilon=0.0104, sigma=3.4, rc=RADIUS)):
-        atoms = argon()
-        atoms.calc = chosen
-        assert optimize.BFGS(filters.FrechetCellFilter(atoms), logfile=None).run(fmax=1e-3, steps=60)
-        sides.append(atoms.cell.lengths())
-    np.testing.assert_allclose(*sides, atol=1e-3)
-
-
-@pytest.mark.parametrize("cell", [False, True], ids=["molecule", "crystal"])
-def test_derivatives_of_a_network(cell):
-    atoms = with_calculator(water(cell), network())
-    forces, step = atoms.get_forces(), 1e-5
-    numeric = np.zeros_like(forces)
-    for i, k in np.ndindex(*forces.shape):
-        energies = []
-        for sign in (1, -1):
-            moved = atoms.copy()
-            moved.calc = atoms.calc
-            moved.positions[i, k] += sign * step
-            energies.append(moved.get_potential_energy())
-        numeric[i, k] = -(energies[0] - energies[1]) / (2 * step)
-    assert np.abs(forces).max() > 1e-2
-    np.testing.assert_allclose(forces, numeric, atol=1e-6 * np.abs(forces).max())
-    if not cell:
-        with pytest.raises(ase.calculators.calculator.PropertyNotImplementedError, match="three cell vectors"):
-            atoms.get_stress()
-        return
-    stress, numeric = atoms.get_stress(voigt=False), np.zeros((3, 3))
-    for i, k in np.ndindex(3, 3):
-        energies = []
-        for sign in (1, -1):
-            strain = np.eye(3)
-            strain[i, k] += sign * step / 2
-            strain[k, i] += sign * step / 2
-            moved = atoms.copy()
-            moved.calc = atoms.calc
-            moved.set_cell(atoms.cell.array @ strain, scale_atoms=True)
-            energies.append(moved.get_potential_energy())
-        numeric[i, k] = (energies[0] - energies[1]) / (2 * step) / atoms.get_volume()
-    np.testing.assert_allclose(stress, numeric, atol=1e-6 * np.abs(stress).max())
-
-
 def test_dynamics_conserve_energy():
     """10 fs of a crystal with a random network: the energy drift is the second-order error of the time steps."""
     drifts = []
@@ -163,10 +116,6 @@ def test_units_come_from_the_model():
     unit = ase.units.kcal / ase.units.mol
     assert ours.get_potential_energy() == pytest.approx(unit * (3 * theirs.get_potential_energy() - 7), rel=1e-12)
     np.testing.assert_allclose(ours.get_forces(), 3 * unit * theirs.get_forces(), rtol=1e-10)
-    stretched = water()
-    stretched.positions *= ase.units.Bohr
-    stretched.calc = calculator.Calculator(plain, length_unit="Bohr")
-    np.testing.assert_allclose(stretched.get_forces(), theirs.get_forces() / ase.units.Bohr, rtol=1e-10)
 
 
 @pytest.mark.parametrize(
@@ -246,8 +195,9 @@ def molecules(count=12):
         yield atoms
 
 
-@pytest.mark.parametrize("targets", [{"energy": 1.0, "force": 1.0}, {"y": 1.0}, {"energy": 1.0}], ids=list)
-@pytest.mark.parametrize("extensive", [False, True])
+@pytest.mark.parametrize(
+    ("targets", "extensive"), [({"energy": 1.0, "force": 1.0}, True), ({"y": 1.0}, False), ({"energy": 1.0}, True)]
+)
 @pytest.mark.filterwarnings("ignore:frames. the energy and that of a frame near it")
 def test_energies_are_at_the_level_of_the_training_data(tmp_path, targets, extensive):
     """Data sets subtracted energies of atoms, which no model added: -1.456 eV where the reference has +0.808."""
@@ -335,17 +285,6 @@ def test_compiled_functions_compute_molecules_and_crystals(pbc, monkeypatch):
 def test_its_networks_are_printed():
     assert repr(calculator.Calculator(network())) == "Calculator(EnergyForces)"
     assert repr(calculator.Calculator(Ensemble([network(), network()]))).count("EnergyForces") == 2
-
-
-def test_it_travels(tmp_path):
-    task = PointSetRegressor(EnergyForces(network()), {"energy": 1.0}).double()
-    task.shift_energy.fill_(5.0)
-    lieattn.save(task.model, tmp_path / "model")
-    energies = [
-        with_calculator(water(), model).get_potential_energy()
-        for model in (task.model, lieattn.load(tmp_path / "model"))
-    ]
-    assert energies[0] == energies[1]
 
 
 def same(data):

@@ -150,6 +150,6 @@ def _direction(phi: np.ndarray, lam: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 TARGETS = {
-    "image-files": Target("forms of images", _images(), _check_image, long=10_000),
+    "image-files": Target("forms of images", _images(), _check_image, long=10_000, quick=100),
     "grids": Target("forms of grids", _grids(), _check_grid, long=10_000, quick=100),
 }

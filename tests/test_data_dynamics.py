@@ -278,7 +278,7 @@ class TestSprings:
         assert len(firsts) > 25
 
     def test_distributions(self):
-        first = [ld.Springs(size=400, chunk=None, particles=3, seed=2)[index] for index in range(400)]
+        first = list(ld.Springs(size=400, chunk=None, particles=3, seed=2))
         mass, stiffness = torch.cat([data.x for data in first]).T
         assert 0.1 <= mass.min() < 0.2
         assert 3.0 < mass.max() < 3.1

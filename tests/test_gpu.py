@@ -9,7 +9,7 @@ from lieattn.certify import certify
 from lieattn.io import trained_cards
 from lieattn.ops import backend
 from lieattn.testing import relative_error
-from tests.test_trained import item
+from tests.test_trained import assert_predicts, item
 from tests.test_waiting import NAMES, prepared, step_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -26,10 +26,7 @@ def full_precision(monkeypatch):
 @every_trained_network
 def test_a_trained_network_predicts_what_its_card_says(name, full_precision):
     network = lieattn.load(name).to("cuda")
-    expected = torch.tensor(CARDS[name]["example"]["output"])
-    found = network(Batch.from_data_list([item(CARDS[name])] * 2).to("cuda")).detach()
-    assert found.is_cuda
-    assert relative_error(found[: len(expected)].cpu(), expected) < 1e-5
+    assert_predicts(network, CARDS[name], Batch.from_data_list([item(CARDS[name])] * 2).to("cuda"))
 
 
 @every_trained_network

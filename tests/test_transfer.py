@@ -11,8 +11,8 @@ from torch_geometric.data import Data
 
 import lieattn
 from lieattn.cli import main
-from lieattn.geometry import FiniteFrames, PrincipalFrames, Radius
-from lieattn.groups import cyclic, octahedral, tetrahedral
+from lieattn.geometry import Radius
+from lieattn.groups import cyclic, tetrahedral
 from lieattn.models import (
     AffineSelfConvNet,
     AttentiveAllCNN,
@@ -29,15 +29,13 @@ from lieattn.models import (
     LieTransformer,
     Preprocessed,
     Rescaled,
-    Species,
     transfer_weights,
 )
 from lieattn.models.irreps import SE3Transformer, TensorFieldNetwork
 from lieattn.nn import FieldHead, Heads, InvariantHead, VectorHead
 from lieattn.reps import Pseudovector, SymmetricTensor, Vector
 from lieattn.testing import randomize
-from lieattn.train import PointSetClassifier, PointSetData, load_network
-from tests.cases import quiet_trainer
+from lieattn.train import load_network
 
 T, NEAR = tetrahedral(), Radius(2.0, smooth=True)
 LOCAL = {"frames": T, "neighborhood": NEAR, "channels": 8, "layers": 1, "heads": 2}
@@ -56,9 +54,9 @@ BY_OUTPUTS = {
 }
 
 
-def framewise(outputs=1, group=T, **options):
+def framewise(outputs=1, **options):
     options = {"channels": 4, "layers": 1, "neighborhood": NEAR, "pool": "sum", **options}
-    return FramewiseTransformer(group, 1, outputs, **options)
+    return FramewiseTransformer(T, 1, outputs, **options)
 
 
 def cloud():
@@ -169,16 +167,13 @@ def test_weights_are_converted_to_the_dtype_of_the_network():
     ("network", "source", "message"),
     [
         (framewise, lambda: BY_OUTPUTS["lie"](1), "expected the class of the network, FramewiseTransformer, got LieT"),
-        (framewise, lambda: framewise(group=octahedral()), "group: the weights are for .*, the module has"),
         (
             framewise,
             lambda: framewise(neighborhood=Radius(3.0, smooth=True)),
             "neighborhood: the weights are for .*; build the module with the neighborhood of the weights.( .and|$)",
         ),
-        (lambda: posed(None), lambda: posed(PrincipalFrames()), "frames: the weights are for"),
         (framewise, lambda: framewise(channels=6), r"size mismatch for embed_features.weight"),
         (framewise, lambda: framewise(layers=2), r"Unexpected key\(s\) in state_dict: \"blocks.1"),
-        (lambda: knowing(1, 8), lambda: knowing(1, 6), "species: the weights are for"),
         (framewise, lambda: Ensemble([framewise(), framewise()]), "got Ensemble"),
         (
             lambda: AttentiveAllCNN(cyclic(4), 1, 3),
@@ -190,14 +185,6 @@ def test_weights_are_converted_to_the_dtype_of_the_network():
 def test_other_networks_are_refused(network, source, message):
     with pytest.raises(ValueError, match=f"(?s){message}"):
         transfer_weights(network(), source())
-
-
-def posed(pose):
-    return LieTransformer(1, **{**LOCAL, "frames": FiniteFrames(T, pose)})
-
-
-def knowing(*species):
-    return LieTransformer(Species(species), **LOCAL)
 
 
 def test_a_refused_network_stays_as_it_was():
@@ -309,16 +296,3 @@ def test_commands_without_training_refuse_options_of_fit(option, tmp_path, capsy
 def test_command_names_weights_that_do_not_fit(weights, message, tmp_path, capsys):
     assert main(["fit", "--config", configuration(tmp_path, 2), "--weights", weights]) == 2
     assert re.search(message, capsys.readouterr().err)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_head_can_be_trained_alone(tmp_path):
-    network = framewise(2)
-    for name, weight in network.named_parameters():
-        weight.requires_grad_(name.startswith("head."))
-    before = copy.deepcopy(network.state_dict())
-    quiet_trainer(default_root_dir=tmp_path).fit(
-        PointSetClassifier(network, 2), PointSetData(train=Clouds(), batch_size=2)
-    )
-    changed = {name for name, weight in network.state_dict().items() if not torch.equal(weight, before[name])}
-    assert changed == {name for name in before if name.startswith("head.")}

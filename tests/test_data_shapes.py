@@ -75,7 +75,17 @@ CROSSING = {
 
 
 class TestPolygons:
-    """Concave polygons, and those that cross themselves, are drawn in tests/fuzz/meshes.py."""
+    """Concave polygons, in files of all kinds, are drawn in tests/fuzz/meshes.py."""
+
+    @pytest.mark.parametrize("name", CROSSING)
+    def test_polygons_that_cross_themselves(self, name):
+        ring = np.pad(np.array(CROSSING[name], dtype=float), ((0, 0), (1, 0)))
+        for start in range(len(ring)):
+            polygons = [[0, 1, 2], np.roll(np.arange(len(ring)), start).tolist()]
+            with pytest.raises(
+                ld.MeshError, match=r"a\.obj cannot be read as a mesh: .*face 1 crosses itself, seen along"
+            ):
+                ld.read_mesh("a.obj", polygon_file("obj", ring, polygons))
 
     def test_polygons_that_are_not_planar(self):
         """They are divided as their projection along the mean normal: convex ones as fans, concave ones inside."""

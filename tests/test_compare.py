@@ -35,14 +35,13 @@ from lieattn.compare import _budget as budgets
 from lieattn.compare import _cell as cells
 from lieattn.compare._build import TurnedClouds, random_rotation, turned
 from lieattn.compare._cell import EquivarianceProbe
-from lieattn.compare._match import Meter, count_parameters, scalar
+from lieattn.compare._match import Meter, count_parameters
 from lieattn.compare._records import _curve
 from lieattn.compare._settings import BudgetSettings
 from lieattn.groups import SO, FiniteGroup, LieGroup, cyclic, octahedral, trivial
 from lieattn.models import AffineSelfConvNet
 from lieattn.testing import randomize
-from lieattn.viz import comparison, save
-from tests.test_averaging import DECAY, Steps, averages
+from lieattn.viz import comparison
 
 HERE = __name__
 ROOT = Path(__file__).parents[1]
@@ -379,47 +378,23 @@ def test_other_programs_are_told(share, clock, told):
     assert ("had 4 % of a core during their seconds" in text and "--budget.clock processor" in text) == told
 
 
-def test_picture_has_a_panel_for_each_cost(finished, tmp_path):
-    report = reports(finished)
-    costs = ["seconds of training", "steps", "multiply-adds"]
-    assert [axes.get_xlabel() for axes in comparison(report).axes] == [*costs, "training clouds"]
-    report["summary"] = [row for row in report["summary"] if row["fraction"] == 1]
-    report["summary"][0]["parameters"] *= 2
-    figure = comparison(report)
-    assert [axes.get_xlabel() for axes in figure.axes] == [*costs, "parameters"]
-    assert save(figure, tmp_path / "one.png").is_file()
-    with pytest.raises(ValueError, match="report: expected at least one finished training"):
-        comparison({**report, "summary": []})
-
-
-def test_averages_of_the_weights_are_tested_and_kept(tmp_path, monkeypatch):
-    """There is only one validation, of the averages at the end. A model can turn averaging off."""
-    seen, real = [], cells.make_trainer
-
-    def watched(settings, callbacks, **options):
-        seen.append(Steps())
-        return real(settings, callbacks=[*callbacks, seen[-1]], **options)
-
-    monkeypatch.setattr(cells, "make_trainer", watched)
-    options = {"ema": DECAY, "data__rotate_test": False, "budget__evaluations": 1, "trainer__precision": "64-true"}
-    report = compare(tmp_path, **QUICK, **options, **{"models__first coordinate__ema": 0})
-    trained = [callback.states for callback in seen if callback.states]
-    assert [cell["ema"] for cell in report["cells"]] == [DECAY, None]
-    for cell, states in zip(report["cells"], trained, strict=True):
-        last = {name: value for name, value in states[-1].items() if value.is_floating_point()}
-        wanted = averages(states) if cell["ema"] else last
-        file = tmp_path / f"cells/{cell['model'].replace(' ', '_')}-1-0/best.ckpt"
-        saved = train.read_checkpoint(file)["state_dict"]
-        assert "current_model_state" not in saved
-        for name, value in last.items():
-            torch.testing.assert_close(saved[f"network.{name}"], wanted[name], rtol=0, atol=1e-9)
-            assert cell["ema"] is None or not torch.allclose(wanted[name], value, rtol=0, atol=1e-4)
-        network = train.load_network(file, [__name__.partition(".")[0]]).double()
-        rods = Batch.from_data_list([Rods()[index] for index in range(10)])
-        rods.x, rods.pos = rods.x.double(), rods.pos.double()
+def test_averages_of_the_weights_are_tested_and_kept(tmp_path):
+    """There is only one validation, of the averages at the end. A model may have another decay, or no averages."""
+    changes = {"usual": {}, "other": {"ema": 0.2}, "none": {"ema": 0}}
+    models = {name: {**sized(channels=20), **change} for name, change in changes.items()}
+    options = {"ema": 0.8, "models": models, "data__rotate_test": False, "budget__evaluations": 1}
+    report, kept = compare(tmp_path, **QUICK, **options), []
+    assert {cell["model"]: cell["ema"] for cell in report["cells"]} == {"usual": 0.8, "other": 0.2, "none": None}
+    rods = Batch.from_data_list([Rods()[index] for index in range(10)])
+    for cell in report["cells"]:
+        file = tmp_path / f"cells/{cell['model']}-1-0/best.ckpt"
+        assert "current_model_state" not in train.read_checkpoint(file)["state_dict"]
+        network = train.load_network(file, [__name__.partition(".")[0]])
         accuracy = (network(rods).argmax(dim=1) == rods.y).float().mean()
         assert float(accuracy) == pytest.approx(cell["metrics"]["accuracy"])
         assert count_parameters(network) == cell["parameters"]
+        kept.append(network.mlp[0].weight)
+    assert not any(torch.equal(*pair) for pair in itertools.combinations(kept, 2))
     assert not list(tmp_path.glob("cells/*/last.ckpt"))
 
 
@@ -1180,11 +1155,6 @@ def test_seconds_are_measured(tmp_path):
     steps = [meter.timed_step("a", ModelSettings(**spec("Wide", outputs=2, channels=size))) for size in (16, 1024)]
     narrow, broad = (np.median([step() for _ in range(5)]) for step in steps)
     assert broad > 2 * narrow > 0
-
-
-def test_losses_of_measured_steps_use_outputs_with_gradients_only():
-    weight = torch.tensor([1.0, -2.0], requires_grad=True)
-    assert scalar({"a": weight, "b": torch.full((2,), 9.0), "c": "text"}) == 2.5
 
 
 def test_width_of_the_fiber_is_matched(tmp_path):

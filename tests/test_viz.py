@@ -214,6 +214,8 @@ def test_comparisons_show_errors_against_costs():
     assert [axes.get_xlabel() for axes in rates.axes] == names[:3]
     assert rates.axes[0].get_ylabel() == "share of wrong labels"
     np.testing.assert_allclose(rates.axes[0].lines[0].get_ydata(), [0.6, 0.7])
+    with pytest.raises(ValueError, match="report: expected at least one finished training"):
+        viz.comparison({"summary": []})
 
 
 def test_comparisons_show_the_rotated_test_and_networks_by_family():

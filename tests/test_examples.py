@@ -18,6 +18,7 @@ from lieattn.cli import main
 from lieattn.models import Preprocessed, Rescaled, transfer_weights
 from lieattn.train import CheckpointError, UsageError, load_task
 from lieattn_datasets import ImagePoints
+from tests import test_data_molecules, test_data_shapes, test_data_sphere
 from tests.cases import some
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -228,60 +229,21 @@ def test_configuration_of_digits_has_a_dry_run_that_writes_nothing(name, tmp_pat
     assert {path.name for path in tmp_path.iterdir()} <= {"data"}
 
 
-def random_molecules(rng, count=8):
-    sizes = rng.integers(4, 7, count)
-    offsets = np.concatenate([[0], np.cumsum(sizes)])
-    atoms = int(offsets[-1])
-    return {
-        "z": rng.choice([1, 6, 7, 8], atoms).astype(np.uint8),
-        "pos": rng.normal(size=(atoms, 3)).astype(np.float32),
-        "offsets": offsets.astype(np.int32),
-        "gdb_index": np.arange(1, count + 1, dtype=np.int32),
-        "split_train": np.arange(4),
-        "split_valid": np.array([4, 5]),
-        "split_test": np.array([6, 7]),
-    }
+def write_qm9(root):
+    test_data_molecules.write_gfn2(root, test_data_molecules.write_subset(root))
 
 
-def write_qm9(root, rng):
-    molecules = random_molecules(rng)
-    count, atoms = len(molecules["gdb_index"]), len(molecules["z"])
-    names = ["mu", "alpha", "homo", "lumo", "gap", "r2", "zpve", "u0", "u298", "h298", "g298", "cv"]
-    names += ["u0_atom", "u298_atom", "h298_atom", "g298_atom", "A", "B", "C"]
-    targets = {"targets": rng.normal(size=(count, len(names))), "target_names": np.array(names, dtype="S9")}
-    np.savez(root / "qm9_subset.npz", **molecules, **targets)
-    np.savez(
-        root / "qm9_subset_gfn2.npz",
-        gdb_index=molecules["gdb_index"],
-        **{name: rng.normal(size=count) for name in ("energy", "homo", "gap")},
-        dipole=rng.normal(size=(count, 3)).astype(np.float32),
-        quadrupole=np.zeros((count, 6), dtype=np.float32),
-        polarizability=np.zeros((count, 3, 3), dtype=np.float32),
-        polarizability_ok=np.ones(count, dtype=bool),
-        charges=np.zeros(atoms, dtype=np.float32),
-        forces=np.zeros((atoms, 3), dtype=np.float32),
-    )
-
-
-def write_rmd17(root, rng):
-    pos = (rng.normal(size=(1, 9, 3)) + 0.1 * rng.normal(size=(116, 9, 3))).astype(np.float32)
-    content = {"z": np.array([6, 6, 8, 1, 1, 1, 1, 1, 1], dtype=np.uint8), "R": pos}
-    content.update(E=rng.normal(size=116) - 97_000, F=rng.normal(size=pos.shape).astype(np.float32))
-    np.savez(root / "rmd17_split01.npz", **{f"ethanol_{key}": values for key, values in content.items()})
-
-
-def write_wind(root, rng):
-    latitude, longitude = np.linspace(90, -90, 13, dtype=np.float32), 30 * np.arange(12, dtype=np.float32)
-    u, v = rng.normal(size=(2, 12, 13, 12)).astype(np.float32)
-    np.savez(root / "wind_monthly_mean.npz", u=u, v=v, lat=latitude, lon=longitude, month=np.arange(1, 13))
+def write_rmd17(root):
+    z, pos, energy, force = test_data_molecules.trajectory(116)
+    np.savez(root / "rmd17_split01.npz", ethanol_z=z, ethanol_R=pos, ethanol_E=energy, ethanol_F=force)
 
 
 FILES = {
     "qm9_homo": write_qm9,
     "qm9_dipole": write_qm9,
     "rmd17_ethanol": write_rmd17,
-    "wind": write_wind,
-    "sensors": write_wind,
+    "wind": test_data_sphere.write_wind,
+    "sensors": test_data_sphere.write_wind,
 }
 SMALLER = {
     "nbody": {"size": 4, "start_time": 0.1, "end_time": 0.2},
@@ -299,12 +261,12 @@ EXACT = {"qm9_homo", "constellation", "rmd17_ethanol"}
 
 
 @pytest.mark.parametrize("name", some([*FILES, "nbody", "springs", "constellation"], QUICK))
-def test_configuration_trains_and_its_figures_can_be_had(name, tmp_path, capsys):
+def test_configuration_trains_and_its_figures_can_be_had(name, tmp_path, monkeypatch, capsys):
     folder = "papers/homogeneous" if name in OF_PAPERS else "configs"
     config = yaml.safe_load((EXAMPLES / folder / f"{name}.yaml").read_text())
-    rng = np.random.default_rng(0)
+    monkeypatch.setattr(test_data_molecules, "RANDOM", np.random.default_rng(0))
     if name in FILES:
-        FILES[name](tmp_path, rng)
+        FILES[name](tmp_path)
     for split in ("train", "val", "test"):
         options = config["data"][split]["init_args"]
         if name in FILES:
@@ -367,15 +329,7 @@ def test_evaluation_needs_a_checkpoint():
 
 
 def test_modelnet_trains_on_points_that_are_drawn_anew_and_is_tested_turned(tmp_path, capsys):
-    rng = np.random.default_rng(0)
-    np.savez(
-        tmp_path / "modelnet10_tiny.npz",
-        points=rng.integers(0, 30, (20, 30, 3), dtype=np.uint8),
-        label=np.arange(20, dtype=np.uint8) % 10,
-        classes=np.array([f"kind {number}" for number in range(10)], dtype="S6"),
-        split_train=np.arange(14),
-        split_test=np.arange(14, 20),
-    )
+    test_data_shapes.TestVoxels().write_tiny(tmp_path)
     config = yaml.safe_load((EXAMPLES / "configs" / "modelnet10.yaml").read_text())
     for split in ("train", "test"):
         config["data"][split]["init_args"].update(root=str(tmp_path), verify=False)

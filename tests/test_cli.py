@@ -255,18 +255,15 @@ def test_faults_in_a_member_of_a_union_are_named(name, value, words):
         (["--data.train.fault", "built"], ("KeyError: 'energy', in ", "mydata.py, line 11")),
         (["--data.train.fault=empty"], ("data.train: the data set is empty",)),
         (["--data.train.fault", "pair"], ("of Clouds is a tuple, expected torch_geometric Data",)),
-        (["--data.train", "Cluods"], ("data.train", "Cluods")),
         (["--data.train", "mydata.Cluods"], ("data.train", "module 'mydata' has no attribute 'Cluods'")),
         (["--data.train=ImageFolder", "--data.train.root=none"], ("there is no folder 'none' of images",)),
         (["--last", "7"], ("last", "'7'")),
         (["--seed=3"], ("--seed=3",)),  # options have their full names
-        (["--model.network.chanels=3"], ("model", "network", "'chanels'")),
         (["--model.network.frames.n=0"], ("n: expected an integer of at least 1, got 0",)),
         (
             ["--model.network=LieTransformer", "--model.network.lifting.coordinates=lgo"],
             ("coordinates", "smooth", "lgo"),
         ),
-        (["--model.optimizer=torch.optim.Adam", "--model.optimizer.rate=3"], ("optimizer", "'rate'")),
         (["--config=union.yaml", "--model.network.in_channels.wrong=3"], ("in_channels", "Species", "'wrong'")),
     ],
 )

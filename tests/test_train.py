@@ -69,7 +69,6 @@ from lieattn.train import (
     read_yaml,
 )
 from lieattn.train._checkpoint import describe_input
-from lieattn.train._data import random_state, set_random_state
 from lieattn.train._tasks import _check_loss, _check_weights
 from lieattn_datasets import RandomRotatePoints
 from tests.cases import quiet_trainer, refuses, save_untrained, short_training, some
@@ -528,13 +527,6 @@ def test_the_kind_of_batches_that_are_not_made_of_clouds():
     assert describe_input(batch)["attributes"] == {"z": {"shape": [], "range": [1.0, 1.0]}}
 
 
-def test_replicas_share_the_items():
-    whole = [index for _, index in EpochSampler(11)]
-    parts = [[index for _, index in EpochSampler(11, replicas=2, rank=rank)] for rank in (0, 1)]
-    assert len(parts[0]) == len(parts[1]) == 6
-    assert [index for pair in zip(*parts, strict=True) for index in pair] == [*whole, whole[0]]
-
-
 @pytest.mark.parametrize("error", [ValueError("no item"), KeyboardInterrupt()], ids=["error", "interrupt"])
 def test_failing_items_do_not_change_the_random_generators(error):
     class Failing(ToyClouds):
@@ -551,9 +543,9 @@ def test_failing_items_do_not_change_the_random_generators(error):
     assert (random.random(), np.random.rand(), torch.rand(1).item()) == wanted
 
 
-@pytest.mark.parametrize("transform", [lambda data: data, RandomRotatePoints(3)], ids=["noise", "rotations"])
-def test_random_transforms_depend_on_the_item_alone(transform):
+def test_random_transforms_depend_on_the_item_alone():
     """The generators of the transforms of lieattn_datasets must not depend on the items before."""
+    transform = RandomRotatePoints(3)
 
     class Transformed(ToyClouds):
         def __getitem__(self, index):
@@ -612,13 +604,6 @@ def test_sizes_and_sets_of_evaluation():
     assert [batch.num_graphs for batch in data.predict_dataloader()] == [2]
     plain = PointSetData(test=many, batch_size=2)
     assert [batch.num_graphs for batch in plain.predict_dataloader()] == [2, 2, 2]
-
-
-def test_random_state_returns():
-    state = random_state()
-    drawn = [(random.gauss(0, 1), np.random.standard_normal(), torch.rand(()).item()) for _ in range(3)]
-    set_random_state(state)
-    assert drawn == [(random.gauss(0, 1), np.random.standard_normal(), torch.rand(()).item()) for _ in range(3)]
 
 
 # Runs, without the command line
@@ -891,7 +876,7 @@ def test_middle_of_an_epoch_needs_the_same_batches(tmp_path):
         fit(tmp_path, resume=True, batch_size=5)
 
 
-@pytest.mark.parametrize("batch_size", [2, 5, 9])
+@pytest.mark.parametrize("batch_size", [2, 9])
 def test_whole_epochs_may_be_continued_with_other_batches(tmp_path, monkeypatch, batch_size):
     fit(tmp_path, max_epochs=2)
     seen, validated = [], []
@@ -1395,7 +1380,6 @@ def test_pickles_are_not_run(finished, tmp_path, capsys):
     ("place", "name", "arguments"),
     [
         ("network", "os.system", {"command": "touch MARKER"}),
-        ("network", "subprocess.Popen", {"args": ["touch", "MARKER"]}),
         ("network", "lieattn.train._callbacks.os.system", {"command": "touch MARKER"}),
         ("network", "lieattn.compare.write_json", {"path": "MARKER", "content": 1}),
         ("network", "torch.hub.load", {"repo_or_dir": "MARKER", "model": "m", "source": "local"}),
@@ -1563,7 +1547,7 @@ OF_LIGHTNING = {
         {"class_path": "Timer", "init_args": {"duration": "00:01:00:00"}},  # its interval is of an enumeration
         {"class_path": "StochasticWeightAveraging", "init_args": {"swa_lrs": 0.01}},  # its device is one of torch
     ],
-    "trial": [{"class_path": "BatchSizeFinder", "init_args": {"max_trials": 2}}],  # it trains before the run continues
+    "trial": [{"class_path": "BatchSizeFinder", "init_args": {"max_trials": 1}}],  # it trains before the run continues
 }
 
 
@@ -1676,7 +1660,6 @@ MINE = f"{{}} --trust {TRUST[0]}"  # the checkpoint of the run, which names clas
         ("info more", "unrecognized arguments: more"),
         ("bench absent", "invalid choice: 'absent'"),
         ("bench attention --json .", "--json: cannot write '.': it is a folder"),
-        ("certify", "certify: expected a network: the name of a trained one"),
         ("certify .", "there is no checkpoint .: it is a folder"),
         ("certify {}", "names .*ToyNetwork, which would be imported and called"),
         ("certify absent.ckpt", "there is no checkpoint absent.ckpt"),
@@ -1691,7 +1674,6 @@ MINE = f"{{}} --trust {TRUST[0]}"  # the checkpoint of the run, which names clas
         (f"certify {MINE} --json a --html ./a", "--json, --html: expected different files"),
         (f"certify {MINE} --group.n 8", "--group.n: .* needs --group CLASS"),
         ("certify torch.nn:Identity --group search --group.n 8", "--group.n: .* needs --group CLASS"),
-        (f"certify {MINE} --data latin.yaml", "latin.yaml cannot be read: 'utf-8' codec"),
         (f"certify {MINE} --points 7", "--points: .* those that it was trained on"),
         (f"certify {MINE} --random --data d.yaml", "--random: .* no random clouds with --data"),
         (f"certify {MINE} --model.layers 2", "--model.layers: .*last.ckpt is not MODULE:NAME"),
@@ -1704,47 +1686,31 @@ MINE = f"{{}} --trust {TRUST[0]}"  # the checkpoint of the run, which names clas
         ("picture springs --out run.yaml", "--out: expected a file .png, .*, or a folder, got 'run.yaml'"),
         ("picture springs --clouds 3", "--clouds: .* springs is drawn for the item of its card"),
         ("compare --config run.yaml --json a.html", "--json: expected a .json file, beside which .* got 'a.html'"),
-        ("compare --config broken.yaml", "broken.yaml cannot be read: .* line 1, column 8"),
-        ("compare --config twice.yaml", "twice.yaml: expected each key .* once, got 'trainer' in lines 2 and 4"),
-        ("compare --config run.yaml --budget.steps [1", r"--budget.steps cannot be read: while parsing a flow seq"),
         ("certify a.b:c --model.size [1", r"model.*size.*\[1"),
         ("certify nbody --data Digits --data.split [1", r"data.*split.*\[1"),
-        ("certify nbody --group lieattn.groups.cyclic --group.n [1", r"group.*n.*\[1"),
-        ("fit", "no model was given: use --config FILE"),
         ("fit --config absent.yaml", "config: File does not exist: .*absent.yaml"),
         ("fit --config latin.yaml", "latin.yaml cannot be read: 'utf-8' codec"),
         ("fit --config twice.yaml", "twice.yaml: expected each key of a section once, got 'trainer' in lines 2 and 4"),
         ("fit RUN --data.train part.yaml", r"part\.yaml: .*got 'init_args' in lines 2 and 3"),
         ("fit RUN --config list.yaml", r"list.yaml: data: expected settings by name, .* got \[1, 2\]"),
         ("fit RUN --config other.yaml", "number.txt: expected settings by name, got 3"),
-        ("fit RUN --config typo.yaml", "no argument 'bach_size'; is it batch_size"),
-        ("fit RUN --model.init_arg 1", "init_arg"),
         ("fit RUN --config stop.yaml", "trainer: Early stopping .* `val/none`"),  # of Lightning
-        ("fit --config rates.yaml", r"trainer: .*one of these fields: \('lr', 'learning_rate'\)"),
         ("fit --config again.yaml", "trainer: Found more than one stateful callback of type `EarlyStopping`"),
-        ("fit RUN --trainer.max_epochs x", "trainer.max_epochs: Expected a <class 'int'>; Given value: x"),
-        ("fit RUN --trainer.accelerator quantum", "accelerator='quantum'"),
         ("fit RUN --trainer.devices 99999999999", "trainer.devices: expected at most 512, got 99999999999"),
         ("fit RUN --trainer.accumulate_grad_batches 0", "accumulate_grad_batches: Not of type PositiveInt: 0"),
-        ("fit RUN --trainer.check_val_every_n_epoch 0", "every_n_epoch: Not of type PositiveInt.*: 0"),
         ("fit RUN --trainer.gradient_clip_val -1", "clip_val: Not of type NonNegativeFloat.*: -1"),
         ("fit RUN --trainer.default_root_dir run.yaml", "run.yaml"),
-        ("fit RUN --data.batch_size 0", "batch_size: expected an integer of at least 1, got 0"),
         ("fit RUN --seed_everything -1", "trainer: -1 is not in bounds"),
         ("fit RUN --model.init_args.classes 3", r"network: expected logits \[4, 3\]"),
         ("fit RUN --model.init_args.optimizer.init_args.lr -1", "optimizer: Invalid learning rate: -1"),
-        ("fit RUN --model.init_args.network.init_args.group.init_args.n 0", "n: expected an integer"),
         ("fit RUN --model.init_args.network no_package.Network", "network: .*no_package"),
-        ("fit RUN --ckpt_path text.ckpt", "text.ckpt is damaged, or is not a checkpoint"),
         ("fit RUN --ckpt_path last", "there is no checkpoint .*last.ckpt; its folder has none"),
         (
             "fit RUN --model.init_args.network.init_args.width 7 --ckpt_path {}",
             "do not fit the model .* network.mlp.0.w",
         ),
         ("fit --config adam.yaml --ckpt_path {}", r"optimizer: .* of Adam, got one of .*, with \[.*--weights FILE"),
-        ("fit --config empty.yaml", "data.train: expected a data set, got none"),
         ("test RUN", "test needs trained weights: use --ckpt_path"),
-        ("test --ckpt_path broken.ckpt", "broken.ckpt is damaged"),
         ("validate --config empty.yaml --ckpt_path {}", "data.val: expected a data set to validate on"),
         ("validate RUN --ckpt_path {} --trainer.limit_val_batches 0", "limit_val_batches: expected at least one batch"),
     ],
@@ -1752,20 +1718,16 @@ MINE = f"{{}} --trust {TRUST[0]}"  # the checkpoint of the run, which names clas
 @pytest.mark.filterwarnings("ignore")
 def test_bad_usage(finished, tmp_path, monkeypatch, capsys, words, message):
     monkeypatch.chdir(tmp_path)
-    Path("text.ckpt").write_text("weights")
     Path("latin.yaml").write_bytes(b"model: \xff")
-    Path("broken.yaml").write_text("model: [1, 2\nx: {")
     Path("list.yaml").write_text("data: [1, 2]")
     Path("number.txt").write_text("3")
     Path("other.yaml").write_text("trainer: number.txt")
-    Path("typo.yaml").write_text("data: {bach_size: 1}")
     Path("twice.yaml").write_text("data: {}\ntrainer: {}\nmodel: {}\ntrainer: {max_epochs: 1}\n")
     Path("part.yaml").write_text("class_path: Digits\ninit_args: {}\ninit_args: {}\n")
     stop = {"class_path": "EarlyStopping", "init_args": {"monitor": "val/none"}}
     write(Path("stop.yaml"), {"trainer": {"callbacks": [stop]}})
     again = {"class_path": "EarlyStopping", "init_args": {"monitor": "val/loss"}}
-    for name, callback in (("rates", {"class_path": "LearningRateFinder"}), ("again", again)):
-        write(Path(f"{name}.yaml"), config(tmp_path, callbacks=[callback]))
+    write(Path("again.yaml"), config(tmp_path, callbacks=[again]))
     Path("broken.ckpt").write_bytes(b"PK\x03\x04 cut off")
     torch.save({"state_dict": {}}, "foreign.ckpt")
     write(Path("run.yaml"), config(tmp_path))

@@ -28,9 +28,7 @@ from torch_geometric.data import Batch, Data
 from lieattn.geometry import Radius
 from lieattn.groups import cyclic, tetrahedral
 from lieattn.models import (
-    AffineSelfConvNet,
     AttentionOptions,
-    AttentiveResNet,
     FieldModel,
     FramewiseTransformer,
     GSANet,
@@ -213,30 +211,34 @@ def test_gradients_of_unequal_parts_are_those_of_the_whole(tmp_path):
         torch.testing.assert_close(part, whole, rtol=1e-9, atol=1e-12)
 
 
-def normed(rank: int, sizes: list[int]) -> list[Any]:
-    """Return results, gradients, statistics, and results in eval mode of both normalizations for a part of a field."""
-    torch.manual_seed(0)
-    whole = torch.randn(sum(sizes), 3, 4, dtype=torch.float64) + 2
-    weights = torch.randn_like(whole)
+def normed(rank: int, *cases: list[int]) -> list[Any]:
+    """Return results, gradients, statistics, and results in eval mode of both normalizations for a part of a field.
+
+    Each case has the sizes of the parts of all processes.
+    """
     found = []
-    for layer in (FieldBatchNorm(4), PointBatchNorm(4)):
-        norm = randomize(layer).double().train()
-        x, factor = (part.split(sizes)[rank].clone() for part in (whole, weights))
-        x.requires_grad_()
-        out = norm(x)
-        (out * factor).sum().backward()
-        after = norm.eval()(x.detach())
-        grads = torch.stack([norm.weight.grad, norm.bias.grad])
-        if len(sizes) > 1:
-            dist.all_reduce(grads)
-        found.append([out.detach(), x.grad, after, grads, norm.running_mean, norm.running_var])
+    for sizes in cases:
+        torch.manual_seed(0)
+        whole = torch.randn(sum(sizes), 3, 4, dtype=torch.float64) + 2
+        weights = torch.randn_like(whole)
+        for layer in (FieldBatchNorm(4), PointBatchNorm(4)):
+            norm = randomize(layer).double().train()
+            x, factor = (part.split(sizes)[rank].clone() for part in (whole, weights))
+            x.requires_grad_()
+            out = norm(x)
+            (out * factor).sum().backward()
+            after = norm.eval()(x.detach())
+            grads = torch.stack([norm.weight.grad, norm.bias.grad])
+            if len(sizes) > 1:
+                dist.all_reduce(grads)
+            found.append([out.detach(), x.grad, after, grads, norm.running_mean, norm.running_var])
     return found
 
 
-@pytest.mark.parametrize("sizes", [[5, 2], [7, 0]], ids=["unequal", "empty"])
-def test_statistics_of_batch_normalizations_are_of_all_processes(sizes, tmp_path):
-    parts = in_processes(2, tmp_path, joined, normed, sizes)
-    for whole, one, two in zip(normed(0, [7]), *parts, strict=True):
+def test_statistics_of_batch_normalizations_are_of_all_processes(tmp_path):
+    """With parts of unequal sizes, and with an empty one."""
+    parts = in_processes(2, tmp_path, joined, normed, [5, 2], [7, 0])
+    for whole, one, two in zip(normed(0, [7], [7]), *parts, strict=True):
         for number in range(3):
             torch.testing.assert_close(torch.cat([one[number], two[number]]), whole[number], rtol=1e-10, atol=1e-12)
         for part in (one, two):
@@ -249,8 +251,6 @@ def test_torch_and_lightning_leave_these_normalizations_alone():
     assert str(nn.SyncBatchNorm.convert_sync_batchnorm(network)) == str(network)
 
 
-IMAGES = [lambda: AffineSelfConvNet(cyclic(4), 1, 3, blocks=1, channels=4)]
-IMAGES += [lambda: AttentiveResNet(cyclic(4), 1, 3, blocks=1, channels=(2, 2, 2))]
 OF_POINTS = [
     lambda: FramewiseTransformer(tetrahedral(), 1, 2, channels=4, layers=2, neighborhood=Radius(1.0)),
     lambda: FramewiseTransformer(tetrahedral(), 1, 2, channels=4, layers=2),
@@ -261,15 +261,11 @@ OF_POINTS = [
 ]
 
 
-@pytest.mark.parametrize("number", range(len(OF_POINTS) + len(IMAGES)))
-@pytest.mark.parametrize("points", [1, 6])
-def test_all_parameters_take_part_in_every_batch(number, points):
-    """Otherwise torch would wait for gradients; tested also with a single point without neighbors in a process."""
-    network = [*OF_POINTS, *IMAGES][number]()
-    data: Any = torch.randn(1, 1, 8, 8)
-    if number < len(OF_POINTS):
-        data = Data(x=torch.randn(points, 1), pos=3 * torch.randn(points, 3))
-    network(data).square().sum().backward()
+@pytest.mark.parametrize("number", range(len(OF_POINTS)))
+def test_all_parameters_take_part_with_a_single_point(number):
+    """Otherwise torch would wait for gradients if a process has only a point without neighbors."""
+    network = OF_POINTS[number]()
+    network(Data(x=torch.randn(1, 1), pos=3 * torch.randn(1, 3))).square().sum().backward()
     assert [name for name, weight in network.named_parameters() if weight.grad is None] == []
 
 
@@ -412,6 +408,7 @@ def test_two_processes_train_and_evaluate_like_one(tmp_path):
     # Written only by the first process.
     assert parts[0]["saved"] == one["saved"]
     assert parts[1]["saved"] == []
+    assert parts[0]["drawn"] != parts[1]["drawn"]  # dropout, random frames and neighbor dropout are drawn separately
 
 
 def train_one_output(rank: int, folder: Path, devices: int) -> dict[str, Tensor]:
@@ -442,12 +439,6 @@ def test_batches_that_are_empty_but_for_what_fills_them_up(size, tmp_path):
         torch.testing.assert_close(part["weights"], one["weights"], rtol=1e-9, atol=1e-12)
         assert part["logged"] == pytest.approx(one["logged"], rel=1e-6)
     assert sorted(parts[0]["seen"]["train"] + parts[1]["seen"]["train"]) == sorted(one["seen"]["train"])
-
-
-def test_processes_draw_numbers_of_their_own(tmp_path):
-    """Processes draw dropout, random frames and neighbor dropout separately."""
-    first, second = two(tmp_path, trainer={"max_epochs": 1})
-    assert first["drawn"] != second["drawn"]
 
 
 def test_a_loss_that_is_no_number_in_one_process_ends_all_of_them(tmp_path):

@@ -546,6 +546,7 @@ EXEMPT = {
     "takes sides by their places; test_errors has bad ones": "geometry.pixel_positions",
     "part of a function that looks at its arguments": "geometry.LiftedGraph.over geometry.LiftedGraph.restricted "
     "geometry.Radius.between models.*.rounded_positions viz.Microscope.attention_layer viz.Microscope.field_layer "
+    "viz.Microscope.class_name "
     "viz.Microscope.query nn.*.operate nn.*.project nn.*.terms nn.*.check_head nn.*.decide models.*.operate "
     "models.*.project models.*.terms models.*.check_head models.*.decide",
     "refuses all arguments": "geometry.Given.scaled groups.Dilations.design groups.Dilations.finite_subgroup "

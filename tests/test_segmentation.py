@@ -92,7 +92,9 @@ def test_weights_of_classes_are_in_the_loss_alone(monkeypatch):
     told, loss = evaluated(task, batch, monkeypatch)
     torch.testing.assert_close(loss, F.cross_entropy(task(batch), batch.y, torch.tensor(given)))
     assert told["test/accuracy"] == plain["test/accuracy"]
+    assert task.monitor == ("val/accuracy", "max")
     task = PointSetClassifier(network(), 3, per="point", class_weights="balanced")
+    assert task.monitor == ("val/balanced_accuracy", "max")  # accuracy keeps weights that give the frequent class
     task.measure(items)
     torch.testing.assert_close(task.weight_of_class * torch.bincount(batch.y), torch.full((3,), len(batch.y) / 3))
     restored = PointSetClassifier(network(), 3, per="point", class_weights="balanced")

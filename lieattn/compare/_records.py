@@ -248,7 +248,8 @@ def _summary(metric: str, records: list[Record], budget: BudgetSettings) -> Reco
 
 def _quantity(metric: str, target: str | None) -> str:
     """Return what the axis of errors in the picture shows, and its unit; ``target`` has the name and unit, if known."""
-    words = {"accuracy": "share of wrong labels", "error": f"mean absolute error of {target or 'y'}"}
+    wrong = "share of wrong labels"
+    words = {"accuracy": wrong, "balanced_accuracy": f"{wrong}, mean over the classes", "error": f"mean absolute error of {target or 'y'}"}
     return words.get(metric, metric)
 
 
@@ -294,7 +295,7 @@ def _spread(metric: str, row: Record, value: dict[str, Any] | None) -> str:
     mean, std = value["mean"], value["std"]
     if mean is None:
         return "nan"
-    if metric == "accuracy":
+    if metric.endswith("accuracy"):
         return (f"{100 * mean:.1f}" if std is None else f"{100 * mean:.1f} ± {100 * std:.1f}") + " %"
     return f"{mean:.4g}" if std is None else f"{mean:.4g} ± {std:.2g}"
 

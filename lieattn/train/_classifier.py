@@ -67,6 +67,7 @@ class PointSetClassifier(PointSetTask):
         Weight of each class in the loss, at least 0, or ``"balanced"``: the mean number of labels of a class in the
         training set, divided by that of the class; 1 for a class without labels. Those are measured when training
         begins, and kept in checkpoints; without :class:`~lieattn.train.PointSetData`, call :meth:`measure` before.
+        The best weights are then those of the best balanced accuracy.
     loss_weight
         Name of the attribute with weights of clouds or points, instead of ``weight``. All data must have it.
 
@@ -74,7 +75,6 @@ class PointSetClassifier(PointSetTask):
     :class:`~lieattn.train.PointSetRegressor`.
     """
 
-    monitor = ("val/accuracy", "max")
     weight_of_class: Tensor
 
     def __init__(
@@ -114,6 +114,11 @@ class PointSetClassifier(PointSetTask):
         stages = "train", "val", "test"
         self.confusion = nn.ModuleDict({f"of_{stage}": MulticlassConfusionMatrix(classes) for stage in stages})
         self._validated_counts: Tensor | None = None  # [labels, predictions] of the last validation
+
+    @property
+    def monitor(self) -> tuple[str, str]:  # type: ignore[override]
+        """The accuracy, which is balanced like the weights of the classes; larger is better."""
+        return f"val/{'balanced_' * (self.class_weights == 'balanced')}accuracy", "max"
 
     @property
     def _large_loss(self) -> float:

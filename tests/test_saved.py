@@ -57,6 +57,7 @@ from lieattn.nn import DipoleHead, Heads, InvariantHead, VectorHead
 from lieattn.nn.relative import RelativePositionTable
 from lieattn.testing import randomize
 from lieattn.train import PointSetClassifier, PointSetRegressor, load_network
+from lieattn.transforms import Standardize
 from tests.cases import save_untrained
 from tests.test_weights import WEIGHTS
 
@@ -252,6 +253,8 @@ def test_arguments_without_a_representation_are_saved(tmp_path):
     lieattn.save(network, tmp_path / "network")
     again = lieattn.load(tmp_path / "network", trust=["tests"])
     assert (again.transform.factor, again.network.neighborhood.radius) == (2.0, 2.0)
+    lieattn.save(Preprocessed(small(), Standardize(torch.ones(1), torch.ones(1))), tmp_path / "standardized")
+    assert lieattn.load(tmp_path / "standardized").transform.mean == 1  # no trust is needed for a transform of ours
     network.transform = repr
     with pytest.raises(ValueError, match="was changed after its construction"):
         lieattn.save(network, tmp_path / "network")

@@ -248,8 +248,8 @@ def _summary(metric: str, records: list[Record], budget: BudgetSettings) -> Reco
 
 def _quantity(metric: str, target: str | None) -> str:
     """Return what the axis of errors in the picture shows, and its unit; ``target`` has the name and unit, if known."""
-    wrong = "share of wrong labels"
-    words = {"accuracy": wrong, "balanced_accuracy": f"{wrong}, mean over the classes", "error": f"mean absolute error of {target or 'y'}"}
+    words = {"accuracy": "share of wrong labels", "error": f"mean absolute error of {target or 'y'}"}
+    words["balanced_accuracy"] = f"{words['accuracy']}, mean over the classes"
     return words.get(metric, metric)
 
 

@@ -13,7 +13,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from lieattn.io._files import CheckpointError
 
-_OURS = ("geometry", "groups", "models", "nn", "reps", "spaces", "train")
+_OURS = ("geometry", "groups", "models", "nn", "reps", "spaces", "train", "transforms")
 _TRUSTED = (
     *(f"lieattn.{part}" for part in _OURS),
     "lieattn_datasets",

@@ -53,6 +53,8 @@ def test_the_kernel_of_torch_for_whole_clouds_is_differentiated_twice(monkeypatc
             return group_attention(*signals, neighbors, pattern="framewise")[0]
 
     torch.testing.assert_close(call(*signals), call(*signals, way="plain"), atol=1e-12, rtol=1e-12)
+    plain, again = (torch.autograd.grad(call(*signals).sin().sum(), signals, create_graph=way) for way in (False, True))
+    torch.testing.assert_close(again, plain, atol=1e-12, rtol=1e-12)
     assert torch.autograd.gradcheck(call, signals)
     assert torch.autograd.gradgradcheck(call, signals)
 

@@ -43,13 +43,12 @@ from lieattn.models import (
     FramewiseTransformer,
     Rescaled,
 )
-from lieattn.models.irreps import TensorFieldNetwork
 from lieattn.nn import DipoleHead, Heads, InvariantHead, RotationHead, VectorHead
 from lieattn.reps import Irreps, SymmetricTensor, Vector
 from lieattn.spaces import Euclidean, Sphere
 from lieattn.testing import randomize
 from lieattn.train._checkpoint import describe_input, random_clouds
-from tests.test_networks import AFFINE, crystals, directed, framewise, images, lie, molecules, pixels, steerable
+from tests.test_networks import AFFINE, crystals, directed, framewise, images, lie, molecules, pixels
 
 
 def distance(difference: torch.Tensor) -> torch.Tensor:
@@ -721,10 +720,11 @@ def test_bad_json():
 # --- the command -----------------------------------------------------------------------------------------------
 
 
-def checkpoint(path, network: nn.Module, spec: dict, scales: dict[str, float] | None = None) -> str:
-    """Return a checkpoint like that of `lieattn fit`, without training."""
-    weights = {f"network.{name}": value for name, value in network.state_dict().items()}
-    weights |= {f"scale_{name}": torch.tensor(scale) for name, scale in (scales or {}).items()}
+def test_command_says_when_nothing_is_promised(tmp_path, capsys):
+    """Also says what the outputs of a regressor are worth in the units of its targets."""
+    frames = {"class_path": "lieattn.geometry.SampledFrames", "init_args": {"count": 2}}
+    spec = {"class_path": f"{__name__}.Sampled", "init_args": {"frames": frames}}
+    network = randomize(Sampled(SampledFrames(2)), spread=0.4)
     entry = {
         "format": 1,
         "config": {"model": {"init_args": {"network": spec}}},
@@ -732,42 +732,12 @@ def checkpoint(path, network: nn.Module, spec: dict, scales: dict[str, float] | 
         "input": describe_input(Batch.from_data_list(molecules())),
         "random": None,
     }
-    torch.save({KEY: entry, "state_dict": weights}, path)
-    return str(path)
-
-
-@pytest.mark.slow
-def test_command_measures_a_regressor_of_energies_and_forces(tmp_path, capsys):
-    options = {"neighborhood": {"class_path": "lieattn.geometry.Radius", "init_args": {"radius": 3.0}}}
-    options |= {"in_channels": 2, "out_channels": 1, "channels": 4, "degree": 1, "layers": 1, "vector_inputs": ["vel"]}
-    tfn = {"class_path": "lieattn.models.irreps.TensorFieldNetwork", "init_args": options}
-    network = randomize(EnergyForces(steerable(TensorFieldNetwork, degree=1)), spread=0.4)
-    spec = {"class_path": "lieattn.models.EnergyForces", "init_args": {"model": tfn}}
-    path = checkpoint(tmp_path / "c.ckpt", network, spec, {"energy": 2.5, "force": 2.5})
-    assert main(["certify", path, "--elements", "1", "--clouds", "2", "--json", str(tmp_path / "c.json")]) == 0
-    printed = capsys.readouterr().out
-    assert "group: E(3), random and special elements" in printed
-    assert "2 random clouds of 5 points" in printed
-    assert "1 in the outputs is 2.5 in the units of force" in printed
-    assert "(force)" in printed
-    assert "guarantee kept" in printed
-    assert Certificate.from_json((tmp_path / "c.json").read_text()).passed
-    quick = ["--elements", "1", "--clouds", "1", "--dtype", "float64"]
-    assert main(["certify", path, "--output", "force=invariant", *quick]) == 1
-    assert "NOT kept" in capsys.readouterr().out
-    assert main(["certify", path, "--output", "forces=vector"]) == 2
-    assert "'forces' is not among" in capsys.readouterr().err
-    assert main(["certify", path, "--input", "pos=position+vector"]) == 2
-    assert "data.pos: expected 6 components" in capsys.readouterr().err
-
-
-def test_command_says_when_nothing_is_promised(tmp_path, capsys):
-    frames = {"class_path": "lieattn.geometry.SampledFrames", "init_args": {"count": 2}}
-    spec = {"class_path": f"{__name__}.Sampled", "init_args": {"frames": frames}}
-    path = checkpoint(tmp_path / "c.ckpt", randomize(Sampled(SampledFrames(2)), spread=0.4), spec)
+    weights = {f"network.{name}": value for name, value in network.state_dict().items()}
+    torch.save({KEY: entry, "state_dict": {**weights, "scale_force": torch.tensor(2.5)}}, path := str(tmp_path / "c"))
     assert main(["certify", path, "--trust", "tests", "--dtype", "float32", "--outside", "1", "--clouds", "2"]) == 0
     printed = capsys.readouterr().out
-    assert "group: none" in printed
+    for told in ("2 random clouds of 5 points", "1 in the outputs is 2.5 in the units of force", "group: none"):
+        assert told in printed
     assert "no exact guarantee" in printed
 
 
@@ -794,10 +764,19 @@ class Told(nn.Module):
         return data.charge * speeds
 
 
-def test_random_clouds_have_the_inputs_that_a_network_states(capsys):
-    few = ["--dtype", "float64", "--elements", "1", "--outside", "1"]
-    assert main(["certify", f"{__name__}:Told", "--group", "lieattn.groups.SE", "--group.dim", "3", *few]) == 0
-    assert "guarantee kept" in capsys.readouterr().out
+def test_random_clouds_have_the_inputs_that_a_network_states(tmp_path, capsys):
+    told = ["certify", f"{__name__}:Told", "--dtype", "float64", "--elements", "1", "--outside", "1"]
+    told += ["--group", "lieattn.groups.E", "--group.dim", "3"]
+    assert main([*told, "--json", str(tmp_path / "c.json")]) == 0
+    assert "group: E(3), random and special elements" in (printed := capsys.readouterr().out)
+    assert "guarantee kept" in printed
+    assert Certificate.from_json((tmp_path / "c.json").read_text()).passed
+    assert main([*told, "--output", "pseudoscalar"]) == 1
+    assert "NOT kept" in capsys.readouterr().out
+    assert main([*told, "--output", "forces=vector"]) == 2
+    assert "forces" in capsys.readouterr().err
+    assert main([*told, "--input", "pos=position+vector"]) == 2
+    assert "data.pos: expected 6 components" in capsys.readouterr().err
 
 
 def test_random_clouds_are_like_those_of_the_training():

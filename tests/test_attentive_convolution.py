@@ -70,6 +70,18 @@ def evaluate(tensors, kind, way, **options):
         return attentive_convolution(tensors["x"], tensors["kernels"], channel=channel, spatial=spatial, **options)[0]
 
 
+def with_gradients(tensors, kind, way, used=None, **options):
+    """Return the output, and gradients of a combination of its numbers for all tensors or those that are used."""
+    out = evaluate(tensors, kind, way, **options)
+    cotangent = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view_as(out).to(out)
+    return [out, *torch.autograd.grad((out * cotangent).sum(), list(tensors.values()) if used is None else used)]
+
+
+def assert_close(found, expected):
+    for mine, theirs in zip(found, expected, strict=True):
+        assert (mine - theirs).abs().max() <= TOLERANCE[theirs.dtype] * max(1, theirs.abs().max())
+
+
 def written_out(tensors, kind, measure, dilation):
     """Evaluate the formulas of the paper, response by response."""
     x, kernels, first, second, spatial = (tensor.detach() for tensor in tensors.values())
@@ -142,12 +154,7 @@ def test_fast_gradients_are_those_of_plain_maths(kind, sizes, dtype):
     tensors = operands(dihedral(2), dtype=dtype, **{name: size for name, size in sizes.items() if name != "pad"})
     used = [t for name, t in tensors.items() if not (kind == "spatial" and name in ("first", "second"))]
     used = [t for t in used if not (kind == "channel" and t is tensors["spatial"])]
-    found = {}
-    for way in ("plain", "auto"):
-        out = evaluate(tensors, kind, way, pad=pad)
-        found[way] = [out, *torch.autograd.grad((out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum(), used)]
-    for slow, fast in zip(found["plain"], found["auto"], strict=True):
-        assert (fast - slow).abs().max() <= TOLERANCE[dtype] * max(1, slow.abs().max())
+    assert_close(*(with_gradients(tensors, kind, way, used, pad=pad) for way in ("auto", "plain")))
 
 
 def near_limits(kind, limit, way, dtype, device="cpu"):
@@ -179,11 +186,7 @@ def test_equal_maxima_share_gradients_as_in_torch():
     with torch.no_grad():
         tensors["x"].relu_()
         tensors["x"][..., :7] = 0
-    grads = []
-    for way in ("plain", "auto"):
-        grads.append(torch.autograd.grad(evaluate(tensors, "full", way).square().sum(), list(tensors.values())))
-    for slow, fast in zip(*grads, strict=True):
-        torch.testing.assert_close(fast, slow, rtol=1e-10, atol=1e-10)
+    assert_close(*(with_gradients(tensors, "full", way) for way in ("auto", "plain")))
 
 
 def test_derivatives_are_right_to_second_order():
@@ -198,25 +201,17 @@ def test_derivatives_are_right_to_second_order():
 
 def test_parts_and_threads_change_nothing(monkeypatch):
     tensors = operands(cyclic(4), images=3, outputs=3, dtype=torch.float64)
-
-    def run(way):
-        out = evaluate(tensors, "full", way)
-        return [out, *torch.autograd.grad(out.square().sum(), list(tensors.values()))]
-
-    expected = run("plain")
+    expected = with_gradients(tensors, "full", "plain")
     monkeypatch.setattr("lieattn.ops._gated_sums._AT_ONCE", 1)
-    in_parts = run("plain")
+    assert_close(with_gradients(tensors, "full", "plain"), expected)
     with torch.no_grad():
         torch.testing.assert_close(evaluate(tensors, "full", "plain"), expected[0])
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        in_threads = run("auto")
+        assert_close(with_gradients(tensors, "full", "auto"), expected)
     finally:
         torch.set_num_threads(threads)
-    for whole, part, thread in zip(expected, in_parts, in_threads, strict=True):
-        torch.testing.assert_close(part, whole, rtol=1e-10, atol=1e-10)
-        torch.testing.assert_close(thread, whole, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("widest", some([4, 8, 16], [8]))
@@ -224,12 +219,7 @@ def test_vectors_of_any_length_give_the_same(widest, monkeypatch):
     """Vector lanes are outputs: all or half of the lanes, several blocks, and a last block that is not full."""
     monkeypatch.setattr("lieattn.ops.kernels._attentive.widest_lanes", lambda: widest)
     tensors = operands(cyclic(4), outputs=5, dtype=torch.float32)
-    found = {}
-    for way in ("plain", "auto"):
-        out = evaluate(tensors, "full", way)
-        found[way] = [out, *torch.autograd.grad(out.square().sum(), list(tensors.values()))]
-    for slow, fast in zip(found["plain"], found["auto"], strict=True):
-        assert (fast - slow).abs().max() <= TOLERANCE[torch.float32] * max(1, slow.abs().max())
+    assert_close(*(with_gradients(tensors, "full", way) for way in ("auto", "plain")))
 
 
 def test_half_precision_computes_in_single():
@@ -563,27 +553,21 @@ def settled(network, channels, side):
     return network.eval()
 
 
-ARCHITECTURES = {
-    "all-CNN": (lambda group, kind, **more: AttentiveAllCNN(group, channels=2, attention=kind, **more), (3, 8)),
-    "ResNet": (
-        lambda group, kind, **more: AttentiveResNet(group, channels=(2, 2, 3), blocks=1, attention=kind, **more),
-        (3, 8),
-    ),
-}
-
-
 @pytest.mark.parametrize("kind", ["none", "full", "input"])
-@pytest.mark.parametrize("name", ["all-CNN", "ResNet"])
-def test_strides_break_what_poolings_keep_on_even_sides(name, kind):
-    build, (channels, _) = ARCHITECTURES[name]
-    pooled, network = build(P4, kind), settled(build(P4, kind, downsampling="strided"), channels, 8)
-    assert {key: value.shape for key, value in network.state_dict().items()} == {
-        key: value.shape for key, value in pooled.state_dict().items()
-    }
+@pytest.mark.parametrize(
+    ("build", "options"),
+    [(AttentiveAllCNN, {"channels": 2}), (AttentiveResNet, {"channels": (2, 2, 3), "blocks": 1})],
+    ids=["all-CNN", "ResNet"],
+)
+def test_strides_break_what_poolings_keep_on_even_sides(build, options, kind):
+    pooled, network = (build(P4, attention=kind, downsampling=way, **options) for way in ("pooled", "strided"))
+    network = settled(network, 3, 8)
+    shapes, expected = ({k: v.shape for k, v in one.state_dict().items()} for one in (network, pooled))
+    assert shapes == expected
     assert "strided downsampling of even sides breaks equivariance to C4" in network.guarantee
     assert network.symmetry.group.order == 1
     for side, exact in ((8, False), (9, True)):
-        images = torch.randn(2, channels, side, side, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        images = torch.randn(2, 3, side, side, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
         with torch.no_grad():
             changes = (network(images.rot90(1, (-2, -1))) - network(images)).abs().max()
         assert (changes < 1e-10) == exact
@@ -685,12 +669,18 @@ def test_weights_of_other_numberings_load(name, kind):
     images = torch.randn(2, 1, 28, 28, dtype=torch.float64)
     with torch.no_grad():
         torch.testing.assert_close(ours(images), theirs(images), rtol=1e-5, atol=1e-5)
-    with pytest.raises(ValueError, match=r"weights: array 'bn3\.var' is missing"):
-        published_attentive_cnn({key: value for key, value in arrays.items() if key != "bn3.var"})
-    with pytest.raises(ValueError, match=r"weights: conv2\.kernel has shape"):
-        published_attentive_cnn(arrays | {"conv2.kernel": np.zeros((1, 1))})
-    with pytest.raises(ValueError, match="weights: expected group"):
-        published_attentive_cnn(arrays | {"group": np.array("p6")})
+
+
+def test_other_published_weights_are_refused():
+    arrays = as_published(AttentiveCNN(P4), "p4", "none")
+    without = {key: value for key, value in arrays.items() if key != "bn3.var"}
+    for changed, message in (
+        (without, r"array 'bn3\.var' is missing"),
+        (arrays | {"conv2.kernel": np.zeros((1, 1))}, r"conv2\.kernel has shape"),
+        (arrays | {"group": np.array("p6")}, "expected group"),
+    ):
+        with pytest.raises(ValueError, match=f"weights: {message}"):
+            published_attentive_cnn(changed)
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04 cut off"])

@@ -62,7 +62,16 @@ from lieattn.nn import (
     VectorHead,
 )
 from lieattn.nn.relative import MLPEncoding, PerHeadMLP, RelativeFunction
-from lieattn.ops import Activation, RelativeTerms, activation, backend, explain, group_attention, head_networks
+from lieattn.ops import (
+    Activation,
+    Normalization,
+    RelativeTerms,
+    activation,
+    backend,
+    explain,
+    group_attention,
+    head_networks,
+)
 from lieattn.reps import Vector
 from lieattn.spaces import Euclidean, Orbits, PositionDirection, Sphere
 from lieattn.testing import assert_conforms, randomize, relative_error
@@ -522,48 +531,30 @@ def test_convolution_of_points_without_neighbors_is_the_bias():
     assert torch.equal(layer(torch.randn(1, 2, 3), graph), layer.bias.expand(1, 2, 4))
 
 
-@pytest.mark.parametrize("neighborhood", [Nearest(3), Radius(2.0, smooth=True)])
-def test_attentive_convolution_is_the_sum_it_says(neighborhood):
-    """The weights of a softmax contain those of smooth neighborhoods."""
-    graph = graph_of(Euclidean(SE(3)), SampledFrames(2), neighborhood=neighborhood)
-    layer = randomize(AttentiveConvolution(LieSelfAttention(8, 12, heads=2), 12, rank=3).double())
-    attention = layer.attention
-    x = torch.randn(8, 2, 8, dtype=DOUBLE)
+@pytest.mark.parametrize("normalize", get_args(Normalization))
+@pytest.mark.parametrize(
+    ("frames", "neighborhood"),
+    [
+        (SampledFrames(2), Nearest(3)),
+        (FiniteFrames(cyclic(2)), Radius(2.0, smooth=True)),
+        (ScaleFrames(cyclic(2)), Radius(1.5)),
+    ],
+    ids=["nearest", "smooth", "scales"],
+)
+def test_attentive_convolution_is_the_sum_it_says(frames, neighborhood, normalize):
+    """Keys are weighed by measures and smooth neighborhoods, which a softmax contains and other weights do not."""
+    graph = lift(points_of(Euclidean(SE(2)), 8), frames, neighborhood)
+    attention = GroupAttention(8, 8, heads=2, normalize=normalize)
+    layer = randomize(AttentiveConvolution(attention, graph.relative.num_coordinates, rank=3).double())
+    x = torch.randn(graph.num_points, 2, 8, dtype=DOUBLE)
     kernel = layer.kernel(graph).displacement_bias.unflatten(-1, (2, 3))
     matrices = torch.einsum("eabhr,hrcd->eabhcd", kernel, layer.weight)
     value = attention.value(x).unflatten(-1, (2, 4))[graph.neighbors.source]
-    terms = torch.einsum("eabh,eabhcd,ebhc->eahd", attention.weights(x, graph), matrices, value)
-    total = torch.zeros(8, 2, 2, 4, dtype=DOUBLE).index_add(0, graph.neighbors.target, terms)
-    assert relative_error(layer(x, graph), attention.output(total.flatten(-2))) < 1e-10
-
-
-@pytest.mark.parametrize("normalize", ["softmax", "mean", "exp-mean", "none"])
-def test_attentive_convolution_fades_toward_a_smooth_radius(normalize):
-    layer = randomize(AttentiveConvolution(GroupAttention(3, 3, normalize=normalize), 6).double())
-    x = torch.randn(2, 1, 3, dtype=DOUBLE)
-
-    def out(distance):
-        pos = torch.tensor([[0.0, 0.0], [distance, 0.0]], dtype=DOUBLE)
-        return layer(x, lift(pos, trivial(2), Radius(1.0, smooth=True)))
-
-    assert relative_error(out(1 - 1e-4), out(2.0)) < 1e-10
-    assert relative_error(out(0.5), out(2.0)) > 1e-3
-
-
-def test_attentive_convolution_weights_keys_by_the_measure():
-    pos = torch.randn(5, 2, dtype=DOUBLE)
-    graph = lift(pos, ScaleFrames(cyclic(2)), Radius(1.5))
-    attention = GroupAttention(4, 4, heads=2, normalize="none")
-    layer = randomize(AttentiveConvolution(attention, graph.relative.num_coordinates, rank=3).double())
-    x = torch.randn(graph.num_points, 2, 4, dtype=DOUBLE)
-    target, source = graph.neighbors.target, graph.neighbors.source
-    query, key, value = (
-        linear(x).unflatten(-1, (2, 2)) for linear in (attention.query, attention.key, attention.value)
-    )
-    weights = torch.einsum("eahc,ebhc->eabh", query[target], key[source]) / 2**0.5
-    kernel = layer.kernel(graph).displacement_bias.unflatten(-1, (2, 3))
-    matrices = torch.einsum("e,eabh,eabhr,hrcd->eabhcd", graph.log_measure.exp(), weights, kernel, layer.weight)
-    total = torch.zeros_like(value).index_add(0, target, torch.einsum("eabhcd,ebhc->eahd", matrices, value[source]))
+    factor = torch.ones(graph.neighbors.num_edges, dtype=DOUBLE)
+    for log in (graph.log_measure, graph.relative.log_window):
+        factor = factor if log is None or "exp" in normalize or normalize == "softmax" else factor * log.exp()
+    terms = torch.einsum("e,eabh,eabhcd,ebhc->eahd", factor, attention.weights(x, graph), matrices, value)
+    total = x.new_zeros(graph.num_points, 2, 2, 4).index_add(0, graph.neighbors.target, terms)
     assert relative_error(layer(x, graph), attention.output(total.flatten(-2))) < 1e-10
 
 

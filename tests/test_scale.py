@@ -15,6 +15,7 @@ from lieattn.nn.relative import PerHeadMLP
 from lieattn.ops import RelativeTerms, group_attention
 from lieattn.spaces import Euclidean, Orbits
 from lieattn.testing import TOLERANCE, randomize, relative_error
+from tests.cases import refuses
 
 F64 = torch.float64
 CHANNELS, HEADS = 8, 2
@@ -101,8 +102,8 @@ def test_edges_and_coordinates_are_those_of_the_definition(group, reach):
 
 def test_one_scale_is_the_graph_without_scales():
     pos, _, batch = cloud(GROUPS["C4"])
-    scaled = on_scales(pos, GROUPS["C4"], 1.5, {"levels": 1}, batch=batch)
-    plain = lift(pos.requires_grad_(), GROUPS["C4"], Radius(1.5), batch=batch)
+    scaled = on_scales(pos, GROUPS["C4"], 1.5, {"levels": 1}, space=Euclidean(SE(2)), batch=batch)
+    plain = lift(pos.requires_grad_(), GROUPS["C4"], Radius(1.5), Euclidean(SE(2)), batch=batch)
     assert torch.equal(scaled.neighbors.edge_index, plain.neighbors.edge_index)
     torch.testing.assert_close(scaled.relative.positions, plain.relative.positions, rtol=0, atol=1e-12)
 
@@ -302,15 +303,6 @@ def test_scales_of_a_crystal():
     torch.testing.assert_close(shown / factor[:, None], identity, rtol=0, atol=1e-12)
 
 
-def test_moves():
-    group = GROUPS["C4"]
-    pos, _, batch = cloud(group)
-    whole = on_scales(pos, group, 1.0, FIBER, batch=batch)
-    single = whole.to("cpu").astype(torch.float32)
-    assert single.relative.positions.dtype == single.log_measure.dtype == torch.float32
-    assert torch.equal(single.frames, group.matrices(single.pos))
-
-
 def test_windows_are_dilated_with_the_scales():
     pos, _, batch = cloud(GROUPS["C4"])
     relative = lift(pos, ScaleFrames(GROUPS["C4"], **FIBER), Radius(0.9, smooth=True), batch=batch).relative
@@ -325,41 +317,40 @@ def test_parts_of_a_graph_of_scales():
     levels, kept = FIBER["levels"], torch.arange(0, graph.neighbors.num_edges, 2)
     assert graph.scales.batch.tolist() == [levels * int(c) + k for c in batch for k in range(levels)]
     assert torch.equal(graph.select_edges(kept).log_measure, graph.log_measure[kept])
+    single = graph.to("cpu").astype(torch.float32)
+    assert single.relative.positions.dtype == single.log_measure.dtype == torch.float32
+    assert torch.equal(single.frames, group.matrices(single.pos))
 
 
-def test_bad_arguments():
-    group, pos = GROUPS["C4"], torch.rand(3, 2)
-    shear = cyclic(4).conjugate(torch.tensor([[1.0, 0.5], [0.0, 1.0]]))
-    for error, message, call in (
-        (ValueError, "base: expected a ratio above 1", lambda: ScaleFrames(group, base=1.0)),
-        (ValueError, "levels: expected", lambda: ScaleFrames(group, levels=0)),
-        (ValueError, "first: expected", lambda: ScaleFrames(group, first=0.0)),
-        (ValueError, "the coarsest scale", lambda: ScaleFrames(group, levels=400)),
-        (TypeError, "group: expected", lambda: ScaleFrames(3)),
-        (ValueError, "radius: expected", lambda: on_scales(pos, group, -1.0, FIBER)),
-        (ValueError, "reach: expected", lambda: on_scales(pos, group, 1.0, FIBER, reach=-1)),
-        (ValueError, "points: C4 acts on 2", lambda: on_scales(torch.rand(3, 3), group, 1.0, FIBER)),
-        (ValueError, "group: expected", lambda: on_scales(pos, shear, 1.0, FIBER)),
-        (ValueError, "weights: expected", lambda: on_scales(pos, group, 1.0, FIBER, weights=torch.ones(2))),
-        (ValueError, "weights: .* positive", lambda: on_scales(pos, group, 1.0, FIBER, weights=torch.zeros(3))),
-        (ValueError, "coordinates: expected 'smooth'", lambda: on_scales(pos, group, 1.0, FIBER, coordinates="log")),
-    ):
-        with pytest.raises(error, match=message):
-            call()
+SHEAR = cyclic(4).conjugate(torch.tensor([[1.0, 0.5], [0.0, 1.0]]))
 
 
-def test_frames_outside_of_the_space_are_refused():
-    pos, neighborhood = torch.rand(3, 2), Radius(1.0)
-    with pytest.raises(ValueError, match=r"frames: .* is not an element of SO\(2\)"):
-        lift(pos, ScaleFrames(dihedral(4)), neighborhood, Euclidean(SE(2)))
-    with pytest.raises(ValueError, match=r"frames: .* is not an element of trivial2"):
-        lift(pos, ScaleFrames(cyclic(4)), neighborhood, Euclidean(Translations(2)))
-    with pytest.raises(ValueError, match="space: expected a Euclidean space"):
-        lift(pos, ScaleFrames(cyclic(4)), neighborhood, Orbits(SO(2)))
-    with pytest.raises(ValueError, match="space: expected a Euclidean space for ScaleFrames, got 'SE2'"):
-        ScaleFrames(cyclic(4))(point_clouds(pos), neighborhood, "SE2", 1.0)
-    assert lift(pos, ScaleFrames(cyclic(4)), neighborhood, Euclidean(SE(2))).fiber == 4
-    assert lift(pos, ScaleFrames(trivial(2)), neighborhood, Euclidean(Translations(2))).fiber == 1
+def scaled(group=GROUPS["C4"], radius=1.0, dim=2, **options):
+    return lambda: on_scales(torch.rand(3, dim), group, radius, FIBER, **options)
+
+
+def outside(group, space):
+    return lambda: lift(torch.rand(3, 2), ScaleFrames(group), Radius(1.0), space)
+
+
+test_bad_arguments = refuses(
+    (lambda: ScaleFrames(cyclic(4), base=1.0), "base: expected a ratio above 1"),
+    (lambda: ScaleFrames(cyclic(4), levels=0), "levels: expected"),
+    (lambda: ScaleFrames(cyclic(4), first=0.0), "first: expected"),
+    (lambda: ScaleFrames(cyclic(4), levels=400), "the coarsest scale"),
+    (lambda: ScaleFrames(3), "group: expected", TypeError),
+    (scaled(radius=-1.0), "radius: expected"),
+    (scaled(reach=-1), "reach: expected"),
+    (scaled(dim=3), "points: C4 acts on 2"),
+    (scaled(SHEAR), "group: expected"),
+    (scaled(weights=torch.ones(2)), "weights: expected"),
+    (scaled(weights=torch.zeros(3)), "weights: .* positive"),
+    (scaled(coordinates="log"), "coordinates: expected 'smooth'"),
+    (outside(dihedral(4), Euclidean(SE(2))), r"frames: .* is not an element of SO\(2\)"),
+    (outside(cyclic(4), Euclidean(Translations(2))), r"frames: .* is not an element of trivial2"),
+    (outside(cyclic(4), Orbits(SO(2))), "space: expected a Euclidean space"),
+    (lambda: ScaleFrames(cyclic(4))(point_clouds(torch.rand(3, 2)), Radius(1.0), "SE2", 1.0), "space: .*, got 'SE2'"),
+)
 
 
 def test_the_table_of_errors_at_the_ends():

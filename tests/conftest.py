@@ -104,6 +104,16 @@ def without_waiting_for_disks():
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def kernels_in_one_process():
+    """Let this process compile its kernels alone: others would import Numba first, while the cores are in use."""
+    from lieattn.ops.kernels import _calls
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_calls, "usable_cores", lambda: 1)
+        yield
+
+
 @pytest.fixture
 def plain():
     """Use the plain implementation, which needs no compiled kernels."""

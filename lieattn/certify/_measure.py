@@ -33,6 +33,7 @@ from lieattn.certify._moves import (
 )
 from lieattn.certify._probe import FromCalculator, Probe, is_calculator
 from lieattn.certify._rows import (
+    FORCES,
     Task,
     conservation,
     continuity_rows,
@@ -208,7 +209,8 @@ def certify(
     group, exact = promise.group, promise.group is not None
     dim = _dimension(group, clouds, kinds["pos"])
     moves = list(_motions(promise, clouds, elements, as_images, generator))
-    returned = kinds_of_outputs(network, outputs, probe(clouds))
+    references = {dtype: one(clouds) for dtype, one in probes.items()}
+    returned = kinds_of_outputs(network, outputs, references[finest])
     task = Task(clouds, kinds, returned, promise, limits, generator)
     if not as_images:
         if not on_lattice if permute is None else permute:
@@ -232,13 +234,14 @@ def certify(
     away = extents_away(clouds, promise)
     rounded = set[torch.dtype]() if away else coarse  # dtypes whose rounding may explain errors
     for dtype, one in probes.items():
-        rows += not_finite(one, clouds)
-        rows += move_rows(one, task, moves, dtype in rounded)
+        rows += not_finite(one, references[dtype])
+        rows += move_rows(one, task, moves, dtype in rounded, references[dtype])
     if continuity and finest == torch.float64 and not on_lattice:
         rows += continuity_rows(probe, task, dim)
-    spreads, sizes = spreads_of(probe, clouds, others)
-    rows += degenerate_rows(probes, task, sizes, rounded)
-    if not as_images:
+    spreads, sizes = spreads_of(probe, clouds, others, references[finest])
+    alone = [row.passed for row in rows if row.check == "alone"]
+    rows += degenerate_rows(probes, task, sizes, rounded, bool(alone) and all(alone))
+    if not as_images and not returned.keys().isdisjoint(FORCES):
         rows += conservation(probe, clouds, returned, exact, generator)
     failed = {row.check for row in rows if row.passed is False and row.dtype == probe.precision}
     if searched:

@@ -62,6 +62,14 @@ class Probe:
             outputs["stress"][flat] = outputs["stress"][flat].nan_to_num(0.0, torch.inf, -torch.inf)
         return outputs
 
+    def at_once(self, several: Sequence[Sequence[Data]]) -> list[dict[str, Tensor]]:
+        """Return the outputs for each of several sequences of clouds of the same sizes, which are one batch."""
+        if len(several) == 1:
+            return [self(several[0])]
+        found = self([cloud for clouds in several for cloud in clouds])
+        parts = {name: value.unflatten(0, (len(several), -1)) for name, value in found.items()}
+        return [{name: part[number] for name, part in parts.items()} for number in range(len(several))]
+
     @cached_property
     def double(self) -> Probe:
         """The network in float64."""

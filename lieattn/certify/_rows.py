@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import math
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -34,6 +35,7 @@ from lieattn.models import Symmetry
 from lieattn.reps import Pseudovector, Representation, Vector
 
 _DEGENERATE_MOVES = 4  # number of elements that degenerate clouds are moved by
+_AT_ONCE = 1_000  # points of a batch of clouds that are moved in several ways
 _STEPS = 64  # initial number of steps of a path
 _SUSPECTS = 3  # steps that are divided: those with the largest changes, and as many that exceed their neighbors most
 _ROUNDS, _PARTS = 13, 4  # how often steps are divided, and into how many parts
@@ -48,7 +50,7 @@ class Task:
     ``inputs`` are the kinds of attributes of the clouds, and ``outputs`` those of the outputs. ``limits`` are the
     largest errors by dtype, relative to the largest output (or 1). If outputs may vanish on these clouds, ``usual`` has
     their sizes on other clouds. ``tensors`` is whether outputs that are tensors or rotations are promised to be
-    equivariant.
+    equivariant, and ``apart`` whether clouds of a batch are known not to depend on each other.
     """
 
     clouds: list[Data]
@@ -59,21 +61,29 @@ class Task:
     generator: torch.Generator
     usual: Mapping[str, float] | None = None
     tensors: bool = True
+    apart: bool = False
 
 
-def not_finite(probe: Probe, clouds: list[Data]) -> Iterator[Row]:
+def not_finite(probe: Probe, outputs: Mapping[str, Tensor]) -> Iterator[Row]:
     """Yield a failed row for each output that is not finite."""
-    for name, value in probe(clouds).items():
+    for name, value in outputs.items():
         if not value.isfinite().all():
             yield Row("finite", "", name, probe.precision, float(value.abs().max()), math.nan, None, False)
 
 
-def move_rows(probe: Probe, task: Task, moves: Sequence[Move], explain: bool = False) -> list[Row]:
+def move_rows(
+    probe: Probe,
+    task: Task,
+    moves: Sequence[Move],
+    explain: bool = False,
+    reference: Mapping[str, Tensor] | None = None,
+) -> list[Row]:
     """Return the errors in one precision for each move, and for each cloud without the rest of its batch.
 
-    With ``explain``, rows that would fail may have the errors that rounding explains, in addition to the tolerance.
+    With ``explain``, rows that would fail may have the errors that rounding explains, in addition to the tolerance. The
+    ``reference`` are the outputs for the clouds before the moves, if they are known.
     """
-    rows = list(_move_rows(probe, task, moves, task.limits[probe.dtype]))
+    rows = list(_move_rows(probe, task, moves, task.limits[probe.dtype], reference))
     if not explain or all(row.passed is not False for row in rows):
         return rows
     more = _rounding(probe, task, [move for move in moves if move.promised])
@@ -107,22 +117,27 @@ def _rounding(probe: Probe, task: Task, moves: Sequence[Move]) -> dict[str, floa
     return found
 
 
-def _move_rows(probe: Probe, task: Task, moves: Sequence[Move], limit: float) -> Iterator[Row]:
+def _move_rows(
+    probe: Probe, task: Task, moves: Sequence[Move], limit: float, reference: Mapping[str, Tensor] | None = None
+) -> Iterator[Row]:
     clouds = task.clouds
     sizes = sizes_of(clouds)
-    reference = checked_outputs(probe(clouds), sizes)
+    reference = checked_outputs(probe(clouds) if reference is None else reference, sizes)
     kinds, dtype = task.outputs, probe.precision
     largest = {
         name: max(float(value.abs().max()), (task.usual or {}).get(name, 1.0)) for name, value in reference.items()
     }
     allowed = {name: limit * max(1.0, size) for name, size in largest.items()}
-    for move in moves:
-        changed = move.apply(clouds, task.inputs)
-        try:
-            found = probe(changed)
-        except REFUSALS:
-            if move.promised:
-                raise
+    alone: list[Row] = []
+    if len(clouds) > 1:
+        parts = [probe([cloud]) for cloud in clouds]
+        for name, value in reference.items():
+            found_alone = torch.cat([part[name] for part in parts])
+            exact = task.promise.group is not None
+            alone.append(_row("alone", "", name, dtype, found_alone, value, allowed[name] if exact else None))
+    apart = task.apart or (len(clouds) > 1 and all(row.passed for row in alone))
+    for move, found in zip(moves, _moved(probe, task, moves, apart), strict=True):
+        if found is None:
             for name in reference:
                 yield Row(move.check, f"{move.label}, refused", name, dtype, math.nan, math.nan, None, None)
             continue
@@ -135,12 +150,31 @@ def _move_rows(probe: Probe, task: Task, moves: Sequence[Move], limit: float) ->
             yield _row(
                 move.check, move.label, name, dtype, found.get(name), expected, allowed[name] if promised else None
             )
-    if len(clouds) > 1:
-        parts = [probe([cloud]) for cloud in clouds]
-        for name, value in reference.items():
-            found_alone = torch.cat([part[name] for part in parts])
-            exact = task.promise.group is not None
-            yield _row("alone", "", name, dtype, found_alone, value, allowed[name] if exact else None)
+    yield from alone
+
+
+def _moved(probe: Probe, task: Task, moves: Sequence[Move], apart: bool) -> Iterator[dict[str, Tensor] | None]:
+    """Yield the outputs for each move, or None if the network refuses one that is not promised.
+
+    If clouds are ``apart``, those of several promised moves are one batch.
+    """
+    points = sum(len(cloud.pos) for cloud in task.clouds)
+    apart = apart and all(cloud.get("grid") is None for cloud in task.clouds)  # images of a batch have one size
+    for promised, alike in itertools.groupby(moves, key=lambda move: move.promised):
+        left = list(alike)
+        step = max(1, _AT_ONCE // points) if apart and promised else 1
+        while left:
+            some, left = left[:step], left[step:]
+            changed = [move.apply(task.clouds, task.inputs) for move in some]
+            try:
+                yield from probe.at_once(changed)
+            except REFUSALS:
+                if step > 1:  # the network may refuse large batches
+                    step, left = 1, [*some, *left]
+                elif promised:
+                    raise
+                else:
+                    yield None
 
 
 def degenerate_rows(
@@ -148,10 +182,11 @@ def degenerate_rows(
     task: Task,
     sizes: Mapping[str, float],
     explained: Collection[torch.dtype] = (),
+    apart: bool = False,
 ) -> Iterator[Row]:
     """Yield rows for degenerate clouds, which are derived from the last cloud, if the network accepts them.
 
-    In the ``explained`` dtypes, errors may have the size that rounding explains.
+    In the ``explained`` dtypes, errors may have the size that rounding explains. ``apart`` is that of :class:`Task`.
     """
     promise, last = task.promise, task.clouds[-1]
     group = promise.group
@@ -169,7 +204,7 @@ def degenerate_rows(
         for dtype, probe in probes.items():
             with contextlib.suppress(*REFUSALS), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                one = replace(task, clouds=[cloud], usual=sizes, tensors=not promise.moving_axes)
+                one = replace(task, clouds=[cloud], usual=sizes, tensors=not promise.moving_axes, apart=apart)
                 for row in move_rows(probe, one, shaped, dtype in explained):
                     # A network that promises no symmetry may be undefined if distances are 0. This is not a failure.
                     undefined = math.isnan(row.max_error) and not hasattr(probe.network, "symmetry")
@@ -195,13 +230,13 @@ def continuity_rows(probe: Probe, task: Task, dim: int) -> Iterator[Row]:
 
 
 def spreads_of(
-    probe: Probe, clouds: list[Data], others: Sequence[list[Data]]
+    probe: Probe, clouds: list[Data], others: Sequence[list[Data]], reference: Mapping[str, Tensor]
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return how much each output differs between clouds, see :class:`Certificate`, and its largest absolute value.
 
-    If the network refuses some of the ``others``, they are left out.
+    If the network refuses some of the ``others``, they are left out. The ``reference`` are the outputs for the clouds.
     """
-    reference, sizes = probe(clouds), sizes_of(clouds)
+    sizes = sizes_of(clouds)
     changed = [reference]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the network may warn about these clouds
@@ -254,7 +289,7 @@ def _row(
 
 # --- forces -------------------------------------------------------------------------------------------------------
 
-_ENERGY, _FORCES = "energy", ("force", "forces")
+_ENERGY, FORCES = "energy", ("force", "forces")
 _DIRECTIONS = 3
 _FIRST_STEP = 0.02  # relative to the distance of the farthest point from the center
 _HALVINGS = 20  # of the step at most, for energies of networks with large weights
@@ -273,7 +308,7 @@ def conservation(
     asymmetry of their derivatives, which is not judged.
     """
     given, cloud = probe(clouds[:1]), clouds[0]
-    forces = next((name for name in _FORCES if name in given), None)
+    forces = next((name for name in FORCES if name in given), None)
     if forces is None or given[forces].shape != cloud.pos.shape or outputs.get(forces, "vector") == "invariant":
         return
     if probe.dtype != torch.float64:

@@ -43,7 +43,6 @@ TOLERANCE = {F64: 1e-5, F32: 1e-5, F16: 2e-2, BF16: 0.1}
 # Weights, positions, features.
 MIXED = {
     "half": (F16, F16, F16),
-    "bfloat16": (BF16, BF16, BF16),
     "bfloat16 weights, float64 positions": (BF16, F64, BF16),
     "float64 inputs": (F32, F64, F64),
     "float64 weights": (F64, F32, F32),

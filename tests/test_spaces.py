@@ -346,7 +346,7 @@ def test_points_may_be_as_inexact_as_single_precision():
     SO(3).check("section", Sphere().section(n.double()))  # normalized again, in the given precision
 
 
-@every_space
+@pytest.mark.parametrize("space", [Euclidean(SE(2)), Orbits(SO(3)), Sphere(), PositionDirection()], ids=str)
 def test_shapes_and_dtypes_are_refused(space):
     for error, message, x in (
         (ValueError, rf"x: expected points \[\*, {space.dim}\] of .*, got \(4, 9\)", torch.ones(4, 9)),

@@ -333,6 +333,7 @@ test_bad_arguments = refuses(
     (lambda: MultiStep([3], warmup_per="batch"), "warmup_per: expected one of"),
     (lambda: Plateau(patience=-1), "patience: expected an integer of at least 0, got -1"),
     (lambda: PointSetClassifier(ToyNetwork(cyclic(2)), 1), "classes: expected at least 2, got 1"),
+    (lambda: PointSetClassifier(ToyNetwork(cyclic(2)), 2, per="points"), "per: expected one of .*, got 'points'"),
     (lambda: PointSetClassifier(ToyNetwork(cyclic(2)), 2, label_smoothing=1.0), "label_smoothing: expected a number"),
     (lambda: PointSetData(ToyClouds(), batch_size=0), "batch_size: expected an integer of at least 1, got 0"),
     (lambda: PointSetData(ToyClouds(), eval_batch_size=10**20), "eval_batch_size: expected an integer of at most"),

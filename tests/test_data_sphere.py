@@ -16,6 +16,7 @@ from lieattn.spaces import Sphere
 from lieattn.train import PointSetClassifier
 from lieattn_datasets import _flights, _sphere, _wind
 from lieattn_datasets._splits import frozen_stream
+from tests.cases import refuses
 
 RANDOM = np.random.default_rng(7)
 QUARTER = np.array([[0.0, -1, 0], [1, 0, 0], [0, 0, 1]])
@@ -25,6 +26,21 @@ def smooth_images(count=3, size=28):
     rows, columns = np.mgrid[:size, :size]
     bumps = [np.exp(-((rows - 9 - 3 * k) ** 2 + (columns - 14 + 2 * k) ** 2) / 40) for k in range(count)]
     return np.rint(255 * np.stack(bumps)).astype(np.uint8)
+
+
+test_bad_input = refuses(
+    (lambda: ld.fibonacci_sphere(0), "points: expected an integer of at least 1"),
+    (
+        lambda: _sphere.choose_on_rings([2, 2], [1.0, 1.0], 5, frozen_stream(0)),
+        r"points: expected None or an integer in 1 \.\. 4, got 5",
+    ),
+    (lambda: ld.project_image(np.zeros((3, 4)), np.zeros((1, 3))), "image: expected"),
+    (lambda: ld.project_image(np.zeros((3, 3)), np.zeros((1, 2))), "directions: expected"),
+    (
+        lambda: ld.SphericalImages(ld.ImagePoints(np.zeros((1, 4, 6)), [0])),
+        "images: expected square images, got 4 x 6",
+    ),
+)
 
 
 class TestDirections:
@@ -37,10 +53,6 @@ class TestDirections:
             np.testing.assert_allclose(directions.T @ directions / points, np.eye(3) / 3, atol=1e-3)
             apart = np.linalg.norm(directions[:, None] - directions[None], axis=-1) + 2 * np.eye(points)
             assert apart.min(axis=1).min() > 0.5 * apart.min(axis=1).max()
-
-    def test_needs_a_point(self):
-        with pytest.raises(ValueError, match="points: expected an integer of at least 1"):
-            ld.fibonacci_sphere(0)
 
     @pytest.mark.parametrize("points", [None, 1, 7, 60, 100, 221])
     def test_rings(self, points):
@@ -56,10 +68,6 @@ class TestDirections:
         if points == 100:
             counts = np.histogram(chosen, bins=[0, 1, 41, 101, 161, 221])[0]
             np.testing.assert_allclose(counts, areas * 10, atol=1.0)
-
-    def test_rings_have_enough_points(self):
-        with pytest.raises(ValueError, match=r"points: expected None or an integer in 1 \.\. 4, got 5"):
-            _sphere.choose_on_rings([2, 2], [1.0, 1.0], 5, frozen_stream(0))
 
 
 class TestProjection:
@@ -80,12 +88,6 @@ class TestProjection:
         place = [13.5 - spread[:, 0] * directions[:, 1], 13.5 + spread[:, 0] * directions[:, 0]]
         expected = map_coordinates(image.astype(float), place, order=1, mode="constant", cval=0.0)
         np.testing.assert_allclose(ld.project_image(image, directions), expected, atol=1e-9)
-
-    def test_bad_input(self):
-        with pytest.raises(ValueError, match="image: expected"):
-            ld.project_image(np.zeros((3, 4)), np.zeros((1, 3)))
-        with pytest.raises(ValueError, match="directions: expected"):
-            ld.project_image(np.zeros((3, 3)), np.zeros((1, 2)))
 
 
 class TestSphericalImages:
@@ -120,10 +122,6 @@ class TestSphericalImages:
         monkeypatch.setattr(task, "log", lambda *_, **__: None)
         images = ld.SphericalImages(ld.ImagePoints(smooth_images(), [2, 0, 1]), 20)
         assert task.evaluate(Batch.from_data_list(list(images)), "train").isfinite()
-
-    def test_must_be_square(self):
-        with pytest.raises(ValueError, match="images: expected square images, got 4 x 6"):
-            ld.SphericalImages(ld.ImagePoints(np.zeros((1, 4, 6)), [0]))
 
 
 def write_sphere(root, **changes):

@@ -243,29 +243,18 @@ def test_option_of_fit(tmp_path, monkeypatch, capsys):
     assert "compile, cuda_graphs: expected one of them, got both" in capsys.readouterr().err
 
 
-class Springs(torch.utils.data.Dataset):
-    """Clouds whose points are attracted to the origin, with energies and forces."""
-
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        pos = torch.randn(4, 2, generator=torch.Generator().manual_seed(index))
-        return Data(x=torch.ones(4, 1), pos=pos, energy=pos.square().sum()[None] / 2, force=-pos)
-
-
 @pytest.mark.slow
 @short_training
 def test_fit_compiles_energies_and_forces(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(EnergyForces, "compile", partialmethod(EnergyForces.compile, backend="aot_eager"))
     content = {**config(tmp_path), "last": {}}
-    group = content["model"]["init_args"]["network"]["init_args"]["group"]
-    arguments = {"frames": group, "in_channels": 1, "out_channels": 1, "channels": 4, "layers": 1, "pool": "sum"}
+    arguments = {"frames": "tetrahedral", "in_channels": 1, "out_channels": 1}
+    arguments |= {"channels": 4, "layers": 1, "pool": "sum"}
     model = {"class_path": "lieattn.models.FramewiseTransformer", "init_args": arguments}
     network = {"class_path": "lieattn.models.EnergyForces", "init_args": {"model": model}}
     arguments = {"targets": {"energy": 1.0, "force": 1.0}, "scale_of": {"energy": "force"}, "network": network}
     content["model"] = {"class_path": "lieattn.train.PointSetRegressor", "init_args": arguments}
-    springs = {"class_path": f"{__name__}.Springs"}
+    springs = {"class_path": "tests.test_regressor.Springs", "init_args": {"size": 4}}
     content["data"] = {"train": springs, "val": springs, "batch_size": 2}
     trained = []
     for compiled in (True, False):

@@ -174,6 +174,7 @@ def test_checkpoints_of_another_task_are_refused(tmp_path, monkeypatch):
     config = yaml.safe_load((EXAMPLES / "configs" / "constellation.yaml").read_text())
     for split in ("train", "val", "test"):
         config["data"][split]["init_args"]["size"] = 4
+    config["model"]["init_args"]["network"]["init_args"].update(channels=8, layers=1)
     config["model"]["init_args"]["schedule"]["init_args"]["warmup_epochs"] = 0
     config["trainer"].update(default_root_dir=str(tmp_path), max_epochs=1, check_val_every_n_epoch=1, logger=False)
     file = tmp_path / "config.yaml"

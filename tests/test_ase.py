@@ -175,12 +175,6 @@ def test_shifts_and_scales_apply_from_the_inside():
     assert ours.get_potential_energy() == pytest.approx(5 * (2 * theirs + 3) + 7, rel=1e-12)
 
 
-def test_a_shift_of_each_atom_counts_for_all_of_them():
-    theirs = with_calculator(water(), network()).get_potential_energy()
-    ours = with_calculator(water(), Rescaled(network(), {"y": 0.5}, {"y": -2.0}, extensive=["y"]))
-    assert ours.get_potential_energy() == pytest.approx(0.5 * theirs - 2.0 * 3, rel=1e-12)
-
-
 def molecules(count=12):
     """Frames of molecules of H and O far below 0, as total energies are, with small deviations from sums of atoms."""
     generator = np.random.default_rng(0)

@@ -423,7 +423,7 @@ AROUND = {
 }
 
 
-@pytest.mark.parametrize("name", some(AROUND, ["ensemble", "sums in units", "preprocessed", "field"]))
+@pytest.mark.parametrize("name", some(AROUND, ["sums in units", "preprocessed"]))
 def test_modules_around_networks_take_the_geometry(name):
     """It is that of the data after a transform, in the units of the module, and may be used first by a compiler."""
     net, cloud = small_energies()
@@ -437,16 +437,6 @@ def test_modules_around_networks_take_the_geometry(name):
                 torch._dynamo.reset()
                 assert_same([torch.compile(model, fullgraph=True, backend="eager")(given, geometry)], [wanted])
             assert_same([model(given, geometry)], [wanted])  # nothing from the trace was kept
-
-
-def test_geometry_of_an_ensemble():
-    """Each network has its own, or all share one."""
-    net, data = small_energies()
-    ensemble = AROUND["ensemble"](net).eval()
-    for geometry in (ensemble.geometry(data), net.geometry(data)):
-        assert_same([ensemble.spread(data, geometry).mean], [ensemble(data)])
-    with pytest.raises(ValueError, match="geometry: expected one for each of 2 networks, got 3"):
-        ensemble(data, [geometry] * 3)
 
 
 def test_networks_that_cut_clouds_into_pieces_are_refused():

@@ -11,6 +11,7 @@ from functools import partialmethod
 import pytest
 import torch
 from torch_geometric.data import Batch, Data
+from torch_geometric.transforms import LinearTransformation
 
 from lieattn.cli import main
 from lieattn.geometry import AllPairs, PixelSquare, PrincipalFrames, Radius, lift, pixel_positions
@@ -39,7 +40,6 @@ from lieattn.nn.relative import RotaryEncoding
 from lieattn.ops import RelativeTerms, backend, edge_units, group_attention
 from lieattn.testing import randomize
 from lieattn.train import load_network, named_outputs
-from lieattn_datasets import Standardize
 from tests.cases import short_training, some
 from tests.test_networks import NETWORKS
 from tests.test_train import config, write
@@ -418,7 +418,7 @@ AROUND = {
     "ensemble": lambda net: Ensemble([net, Rescaled(randomize(copy.deepcopy(net), 1), {"y": 2.0})]),
     "sums in units": lambda net: Rescaled(net, {"y": 2.0}, {"y": 10.0}, extensive=["y"]),
     "captured": Captured,
-    "preprocessed": lambda net: Preprocessed(net, Standardize(0.5, 2.0)),
+    "preprocessed": lambda net: Preprocessed(net, LinearTransformation(2 * torch.eye(3))),
     "field": lambda net: FieldModel(net, VectorHead(8), units={"pos": 2.0}),
 }
 

@@ -24,7 +24,7 @@ from lieattn.certify._probe import Probe
 from lieattn.certify._rows import conservation
 from lieattn.certify._trace import record
 from lieattn.cli import main
-from lieattn.geometry import Radius, pixel_positions
+from lieattn.geometry import Radius, lift, pixel_positions
 from lieattn.groups import (
     SE,
     SO,
@@ -58,6 +58,9 @@ from lieattn.models import (
     Species,
 )
 from lieattn.models.irreps import DistanceTransformer
+from lieattn.nn import GroupAttention, LiftingSelfAttention
+from lieattn.nn.relative import RelativeFunction
+from lieattn.ops import RelativeTerms
 from lieattn.testing import assert_certified, randomize
 from lieattn.transforms import periodic_radius_graph
 from tests.cases import quiet_trainer, some
@@ -188,6 +191,31 @@ class Field(nn.Module):
         return global_add_pool(self.layer(seen.flatten(1)).view_as(seen).sum(dim=1), batch)
 
 
+class FirstFrame(RelativeFunction):
+    """A score of the position as it is seen from the first frame of the fiber, for all frames."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(2, 2)
+
+    def forward(self, graph, x=None):
+        seen = graph.relative.positions[:, :1].expand(-1, graph.fiber, -1)
+        return RelativeTerms(displacement_bias=self.net(seen)[:, :, None], row=graph.relative.row)
+
+
+class Attended(nn.Module):
+    """Two attention layers over C4, the second one with that score."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lifting = LiftingSelfAttention(cyclic(4), 2, 4, heads=2)
+        self.attention = GroupAttention(4, 4, heads=2, encoding=FirstFrame())
+
+    def forward(self, x: torch.Tensor, pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        graph = lift(pos, cyclic(4), Radius(0.7), batch=batch)
+        return global_mean_pool(self.attention(self.lifting(x, graph), graph).mean(dim=1), batch)
+
+
 BATCH, ORDER, TURN = "rest of the batch", "order of points", "random 0"
 BROKEN = {
     "absolute": (absolute, "translation", "part", "absolute positions"),
@@ -212,6 +240,7 @@ BROKEN = {
         "layer",
         "batch statistics over the fiber",
     ),
+    "score": (Attended, "element 1", "attention", "weights that differ between frames"),
     "weights of frames": (lambda: Field(nn.Linear(12, 12)), "element 1", "layer", "weights that differ between frames"),
 }
 """Networks with the change that breaks them, and the layer and cause to be found."""

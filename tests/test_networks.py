@@ -1112,6 +1112,9 @@ def test_properties_have_controls_and_names():
     assert CONTROLS.keys() == PROPERTIES.keys() - {"device"}  # tests/test_gpu.py
     with pytest.raises(ValueError, match=r"properties: expected names among equivariance, .*, got speed"):
         assert_conforms(fault(), clouds_of_plane(), ["order", "speed"])
+    branching = fault(after=lambda self, data, out: out if data.pos.sum() > 0 else out + 0)
+    with pytest.raises(AssertionError, match=r"^compile: Unsupported: Data-dependent branching"):
+        assert_conforms(branching, clouds_of_plane(), {"compile", "order"})
     images_only = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
     reasons = assert_conforms(images_only, images(4), ["equivariance", "order", "degenerate", "batches", "repeats"])
     assert reasons == {

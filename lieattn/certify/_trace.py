@@ -168,7 +168,8 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         for part in value:
             yield from _tensors(part)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        yield from _tensors([getattr(value, part.name) for part in dataclasses.fields(value)])
+        # Fields without an argument keep what follows from the others, with rows in any order.
+        yield from _tensors([getattr(value, part.name) for part in dataclasses.fields(value) if part.init])
 
 
 def _arranged(first: Tensor, second: Tensor, change: Change) -> Iterator[tuple[Tensor, Tensor]]:

@@ -50,11 +50,19 @@ def assert_conforms(
     Reasons, by name, why properties do not apply to this network, for example that its outputs depend on the order of
     the points.
     """
-    chosen = tuple(PROPERTIES if properties is None else properties)
-    if unknown := set(chosen) - PROPERTIES.keys():
+    chosen = set(PROPERTIES if properties is None else properties)
+    if unknown := chosen - PROPERTIES.keys():
         raise ValueError(f"properties: expected names among {', '.join(PROPERTIES)}, got {', '.join(sorted(unknown))}")
-    reasons = {name: PROPERTIES[name](network, data) for name in chosen}
+    reasons = {name: _reason(name, network, data) for name in PROPERTIES if name in chosen}
     return {name: reason for name, reason in reasons.items() if reason is not None}
+
+
+def _reason(name: str, network: nn.Module, data: Batch | Clouds) -> str | None:
+    try:
+        return PROPERTIES[name](network, data)
+    except Exception as error:
+        kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
+        raise AssertionError(f"{name}: {kind}{error}") from error
 
 
 # --- clouds and outputs ---------------------------------------------------------------------------------------

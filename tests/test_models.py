@@ -416,8 +416,13 @@ STARTS = {
 
 
 @pytest.mark.filterwarnings("ignore::lieattn.geometry.DegenerateFramesWarning")
-@pytest.mark.parametrize(("pool", "order"), [("sum", None), ("mean", "frames_first"), ("max", "points_first")])
-@pytest.mark.parametrize("name", STARTS)
+@pytest.mark.parametrize(
+    ("name", "pool", "order"),
+    [
+        *((name, "sum", None) for name in STARTS),
+        *((name, *given) for name in ("T", "sampled") for given in (("mean", "frames_first"), ("max", "points_first"))),
+    ],
+)
 @torch.no_grad()
 def test_first_loss_is_that_of_guessing(name, pool, order):
     frames, options = STARTS[name]

@@ -71,13 +71,11 @@ def test_what_leaves_the_outputs_alone(positions, dtype):
     assert all(error > CHANGED for name, error in errors.items() if name not in KEPT[positions])
 
 
-@pytest.mark.parametrize("positions", POSITIONS)
 @pytest.mark.parametrize(
-    ("frames", "group"),
-    [(cyclic(4), "C4"), (PrincipalFrames(), "SO(3)")],
-    ids=["C4", "principal"],
+    ("positions", "frames", "group"),
+    [*((positions, cyclic(4), "C4") for positions in POSITIONS), ("absolute", PrincipalFrames(), "SO(3)")],
 )
-def test_certificates_know_what_is_promised(frames, group, positions):
+def test_certificates_know_what_is_promised(positions, frames, group):
     """Elements outside of the group change the outputs, unless there are no positions."""
     model = network(positions, frames)
     dim = 2 if group == "C4" else 3

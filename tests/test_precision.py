@@ -316,7 +316,7 @@ def test_tables_of_layers_keep_their_values_in_half_precision(name, dtype):
         assert relative_error(rounded[term].double(), table.double()) < TOLERANCE[dtype]
 
 
-WEIGHTED = ("C3 on scales", "C3, smooth", "SE(2), given, smooth")
+WEIGHTED = ("C3 on scales", "C3, smooth")
 
 
 @pytest.mark.parametrize(("name", "case"), [(n, c) for n in LAYERS for c in WEIGHTED if fits(n, LIFTED[c])])

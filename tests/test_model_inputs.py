@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch_geometric.data import Batch, Data
 
+from lieattn import train
 from lieattn.geometry import Given, PrincipalFrames, Radius, ScaleFrames, find_neighbors, lift, point_clouds
 from lieattn.groups import cyclic, octahedral, tetrahedral
 from lieattn.models import (
@@ -132,16 +133,16 @@ def test_edges_stay_where_points_are_chosen_or_repeat():
         find_neighbors(replace(point_clouds(data), cell=torch.eye(3)[None], pbc=torch.ones(1, 3) > 0), EDGES)
 
 
-def test_edges_in_configuration_files():
-    from jsonargparse import ArgumentParser
+def from_settings(name, **options):
+    options |= {"in_channels": 1, "out_channels": 1}
+    return train.build(torch.nn.Module, {"class_path": f"lieattn.models.{name}", "init_args": options}, "network")
 
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_subclass_arguments(LieTransformer, "model")
-    model = {"in_channels": 1, "out_channels": 1, "channels": 4, "layers": 1, "heads": 2}
+
+def test_edges_in_configuration_files():
     given = {"class_path": "lieattn.geometry.Given", "init_args": {"edge_index": "edge_index"}}
-    model |= {"frames": {"class_path": "lieattn.geometry.PrincipalFrames"}, "neighborhood": given}
-    read = parser.parse_object({"model": {"class_path": "lieattn.models.LieTransformer", "init_args": model}})
-    assert parser.instantiate(read).model.neighborhood.edge_index == "edge_index"
+    frames = {"class_path": "lieattn.geometry.PrincipalFrames"}
+    model = from_settings("LieTransformer", frames=frames, neighborhood=given, channels=4, layers=1, heads=2)
+    assert model.neighborhood.edge_index == "edge_index"
 
 
 def test_padded_positions_in_data_are_refused_with_advice():
@@ -225,20 +226,14 @@ def test_permuted_channels_need_frames_of_their_group():
 
 
 def test_fields_are_given_in_settings():
-    from jsonargparse import ArgumentParser
-
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_subclass_arguments(FramewiseTransformer, "model")
     tensor = {"class_path": "lieattn.reps.SymmetricTensor", "init_args": {"d": 3}}
     sites = {"group": {"class_path": "lieattn.groups.tetrahedral"}, "points": VERTICES}
     fields = {"spin": "1e", "strain": tensor, "curl": {"class_path": "lieattn.reps.Pseudovector"}}
     fields["sites"] = {"class_path": "lieattn.reps.Permutation", "init_args": sites}
-    model = {"frames": {"class_path": "lieattn.groups.tetrahedral"}, "in_channels": 1, "out_channels": 1}
-    model["vector_inputs"] = fields
-    read = parser.parse_object({"model": {"class_path": "lieattn.models.FramewiseTransformer", "init_args": model}})
+    frames = {"class_path": "lieattn.groups.tetrahedral"}
     expected = {"spin": Irreps("1e"), "strain": SymmetricTensor(3), "curl": Pseudovector()}
     expected["sites"] = Permutation(tetrahedral(), points=VERTICES)
-    assert parser.instantiate(read).model.field_inputs == expected
+    assert from_settings("FramewiseTransformer", frames=frames, vector_inputs=fields).field_inputs == expected
 
 
 def framewise(**options):

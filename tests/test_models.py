@@ -59,6 +59,7 @@ from lieattn.nn import (
 from lieattn.nn.relative import CoordinateNetwork, MLPEncoding, NetworkKernel
 from lieattn.spaces import Euclidean, Sphere
 from lieattn.testing import randomize
+from lieattn.train import build
 from tests.cases import moved, random_clouds
 
 SIZES = {
@@ -267,10 +268,6 @@ def test_every_parameter_but_the_redundant_learns():
         assert (parameter.grad.abs().max() < 1e-9) == redundant, name
 
 
-def radius(length):
-    return {"class_path": "lieattn.geometry.Radius", "init_args": {"radius": length}}
-
-
 @pytest.mark.parametrize(
     ("frames", "stages"),
     [
@@ -289,17 +286,10 @@ def radius(length):
     ids=["C4", "posed"],
 )
 def test_networks_from_configuration_files(frames, stages):
-    from jsonargparse import ArgumentParser
-
-    from lieattn.train import register_types
-
-    register_types()
-    options = {"frames": frames, "blocks": stages, "channels": 8, "heads": 2, "neighborhood": radius(2.0)}
+    options = {"frames": frames, "blocks": stages, "channels": 8, "heads": 2}
+    options |= {"neighborhood": {"class_path": "lieattn.geometry.Radius", "init_args": {"radius": 2.0}}}
     options |= {"dropout": {"attention": 0.2}, "readout": {"pool": "mean"}, "options": {"values": False}}
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--network", type=torch.nn.Module)
-    config = parser.parse_object({"network": {"class_path": "lieattn.models.GSANet", "init_args": options}})
-    network = parser.instantiate(config).network
+    network = build(torch.nn.Module, {"class_path": "lieattn.models.GSANet", "init_args": options}, "network")
     assert isinstance(network, GSANet)
     assert network.head.pool == "mean"
     assert list(network.stages.blocks) == (stages["blocks"] if isinstance(stages, dict) else stages)

@@ -64,7 +64,7 @@ MOST_LINES = 500
 # What each part may cost: lines, files and public names. A change that needs more raises a number here, in the same
 # diff, where a reviewer sees it; a change that takes something out lowers it.
 BUDGETS = {
-    "_core": (1489, 13, 0),
+    "_core": (1491, 13, 0),
     "ase": (351, 1, 0),
     "bench": (1400, 6, 3),
     "certify": (2901, 10, 8),
@@ -84,7 +84,7 @@ BUDGETS = {
     "transforms": (431, 1, 0),
     "viz": (2817, 10, 13),
     "datasets": (8467, 30, 80),
-    "tests": (52441, 148, 0),
+    "tests": (52447, 148, 0),
     "examples": (3335, 32, 0),
 }
 ROOMS = frozenset({"__init__.py", "__main__.py", "ase.py", "torchsim.py", "transforms.py"})  # beside the packages

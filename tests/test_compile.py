@@ -35,7 +35,7 @@ from lieattn.models import (
     Rescaled,
 )
 from lieattn.models.dynamics import _compiled
-from lieattn.nn import GroupSelfAttention, VectorHead, ZonalLinear
+from lieattn.nn import FiberPool, GroupSelfAttention, VectorHead, ZonalLinear
 from lieattn.nn.relative import RotaryEncoding
 from lieattn.ops import RelativeTerms, backend, edge_units, group_attention
 from lieattn.testing import randomize
@@ -457,6 +457,12 @@ def test_networks_that_cut_clouds_into_pieces_are_refused():
 
 
 @pytest.mark.slow
+def test_layers_may_be_made_in_a_compiled_function():
+    field = torch.randn(5, 4, 3)
+    pooled = torch.compile(lambda x: FiberPool("mean")(x), fullgraph=True, backend="eager")(field)
+    torch.testing.assert_close(pooled, FiberPool("mean")(field))
+
+
 def test_images_of_affine_networks_compile_without_a_graph_break():
     """The graph of the pixels is created in the first call, here by a network with another, equal group object."""
     images = torch.randn(2, 1, 4, 4)

@@ -342,12 +342,14 @@ def permutation_table(argument: str, given: Any, expected: str) -> Tensor:
 def check_arguments(of: Callable[..., Any], given: Mapping[str, Any]) -> None:
     """Raise TypeError or ValueError unless arguments have the annotated types of a function or dataclass.
 
-    Call it first in the function, ``check_arguments(function, locals())``, but not in code that torch compiles or
-    traces. Floating numbers must not be NaN. Arguments that are not in ``given`` are not checked. Conditions that are
+    Call it first in the function, ``check_arguments(function, locals())``. In code that torch compiles nothing is
+    checked. Floating numbers must not be NaN. Arguments that are not in ``given`` are not checked. Conditions that are
     not part of annotations, such as shapes and bounds, must be checked separately.
     """
     # beartype's is_bearable is no way to do without _fits: it looks at one random entry of a sequence, so that it takes
     # [1, 1, 1, "2"] for integers three times in four, and it takes True for an integer and NumPy's numbers for none.
+    if torch.compiler.is_compiling():
+        return
     for argument, hint in _hints(of).items():
         if argument not in given:
             continue

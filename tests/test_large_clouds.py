@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from itertools import product
 from typing import ClassVar
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
+from lieattn._core.contexts import recomputed
 from lieattn.cli import main
 from lieattn.geometry import (
     AllPairs,
@@ -43,7 +45,7 @@ from lieattn.models import (
     Readout,
 )
 from lieattn.models.lie import _networks
-from lieattn.nn import LieBlock, LieSelfAttention, VectorHead
+from lieattn.nn import LieBlock, LieSelfAttention, PointBatchNorm, VectorHead
 from lieattn.ops import backend
 from lieattn.testing import randomize
 from tests.cases import of_edges, refuses, short_training
@@ -184,6 +186,17 @@ def test_forces_of_neighbors_that_fade(name):
             evaluated = network.eval()(data).force
         found.append((energy.detach(), force.detach(), evaluated, weights))
     torch.testing.assert_close(found[1], found[0], rtol=1e-10, atol=1e-12)
+
+
+def test_parts_of_parts_update_running_statistics_once():
+    """The outer part is computed again with the inner one, whose output it needs."""
+    norms = [PointBatchNorm(2) for _ in range(3)]
+    for depth, norm in enumerate(norms):
+        part = norm
+        for _ in range(depth):
+            part = partial(recomputed, lambda x, inner=part: inner(x).sin())
+        part(torch.randn(5, 2, generator=torch.Generator().manual_seed(0)).requires_grad_()).square().sum().backward()
+        assert torch.equal(norm.running_mean, norms[0].running_mean)
 
 
 def test_half_precision_is_refused_where_activations_are_computed_again():

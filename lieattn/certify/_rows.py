@@ -7,7 +7,7 @@ import copy
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +28,7 @@ from lieattn.certify._moves import (
     point_indices,
     shifted,
     sizes_of,
+    still,
 )
 from lieattn.certify._probe import REFUSALS, Probe, checked_outputs
 from lieattn.groups import FiniteGroup
@@ -122,6 +123,10 @@ def _move_rows(
 ) -> Iterator[Row]:
     clouds = task.clouds
     sizes = sizes_of(clouds)
+    outputs: Iterable[Mapping[str, Tensor] | None] = ()
+    if reference is None and task.apart and moves:
+        first = still("", clouds, len(moves[0].linear))
+        reference, *outputs = _moved(probe, task, [first, *moves], True)
     reference = checked_outputs(probe(clouds) if reference is None else reference, sizes)
     kinds, dtype = task.outputs, probe.precision
     largest = {
@@ -136,7 +141,7 @@ def _move_rows(
             exact = task.promise.group is not None
             alone.append(_row("alone", "", name, dtype, found_alone, value, allowed[name] if exact else None))
     apart = task.apart or (len(clouds) > 1 and all(row.passed for row in alone))
-    for move, found in zip(moves, _moved(probe, task, moves, apart), strict=True):
+    for move, found in zip(moves, outputs or _moved(probe, task, moves, apart), strict=True):
         if found is None:
             for name in reference:
                 yield Row(move.check, f"{move.label}, refused", name, dtype, math.nan, math.nan, None, None)

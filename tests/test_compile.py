@@ -456,13 +456,13 @@ def test_networks_that_cut_clouds_into_pieces_are_refused():
         torch.export.export(Of(net, lambda net, x: net(Data(x=x), geometry)), (data.x,), strict=False)
 
 
-@pytest.mark.slow
 def test_layers_may_be_made_in_a_compiled_function():
     field = torch.randn(5, 4, 3)
     pooled = torch.compile(lambda x: FiberPool("mean")(x), fullgraph=True, backend="eager")(field)
     torch.testing.assert_close(pooled, FiberPool("mean")(field))
 
 
+@pytest.mark.slow
 def test_images_of_affine_networks_compile_without_a_graph_break():
     """The graph of the pixels is created in the first call, here by a network with another, equal group object."""
     images = torch.randn(2, 1, 4, 4)

@@ -233,8 +233,11 @@ class TestQM9Subset:
                 assert (
                     data.z.tolist() == content["z"][content["offsets"][index] : content["offsets"][index + 1]].tolist()
                 )
-        assert len(ld.QM9Subset(tmp_path, "all", verify=False)) == len(SIZES)
         assert len(pickle.dumps(molecules)) > 0
+        # torch_geometric shifts attributes with 'index' in their name; the official number must not be shifted.
+        batch = Batch.from_data_list(list(ld.QM9Subset(tmp_path, "all", verify=False)))
+        assert batch.gdb_number.tolist() == list(range(7, 15))
+        assert batch.y.shape == (8, 19)
 
     def test_units_and_references(self, tmp_path):
         content = write_subset(tmp_path)
@@ -260,15 +263,6 @@ class TestQM9Subset:
         np.testing.assert_allclose(less.targets[:, 4], expected[5])
         np.testing.assert_allclose(less.targets[:, 6], table["cv"] - 2.981 * SIZES)
         np.testing.assert_allclose(less.targets[:, [0, 7]], plain.targets[:, [0, 7]])
-
-    def test_batches_keep_the_official_number(self, tmp_path):
-        """torch_geometric shifts attributes with 'index' in their name; the official number must not be shifted."""
-        write_subset(tmp_path)
-        molecules = ld.QM9Subset(tmp_path, "all", verify=False)
-        batch = Batch.from_data_list(list(molecules))
-        assert batch.gdb_number.tolist() == list(range(7, 15))
-        assert batch.y.shape == (8, 19)
-        assert batch.z.shape == (SIZES.sum(),)
 
     @pytest.mark.parametrize(
         ("options", "message"),
@@ -409,7 +403,6 @@ class TestQM9:
         [
             ("gdb9.sdf", lambda text: text[:300], r"gdb9\.sdf is broken at molecule 1"),
             ("gdb9.sdf", lambda text: text[: text.index("gdb_5")], "is broken at molecule 5: it is named ''"),
-            ("gdb9.sdf", lambda text: text + text, "has more molecules than the 5"),
             ("gdb9.sdf", lambda text: text.replace("V2000", "V3000"), "does not end with V2000"),
             ("gdb9.sdf", lambda text: text.replace(" C ", " X ", 1), "is not an atom of H, C, N, O, F"),
             ("gdb9.sdf", lambda text: text.replace("  5  4 ", " -5  4 ", 1), "instead of a count"),
@@ -747,16 +740,13 @@ class TestSmilesTable:
         few = self.write(tmp_path, "smiles,y\n" + "O,1\n" * 4)
         with pytest.raises(ValueError, match=r"shares: expected at least one of the 4 examples for split='test'"):
             ld.SmilesTable(few, "test", target="y")
-        for number in range(10):  # one of the rows is the whole test set
-            rows = [f"O,{'' if row == number else row}\n" for row in range(10)]
-            path = self.write(tmp_path, "smiles,y\n" + "".join(rows))
-            if number == 0:
-                (kept,) = ld.SmilesTable(path, "test", target="y", on_error="skip").targets.flatten().tolist()
-            elif number == kept:
-                told = r"shares: expected at least one row that can be used for split='test', got \(0.8, 0.1\), which"
-                with pytest.raises(ValueError, match=told):
-                    ld.SmilesTable(path, "test", target="y", on_error="skip")
-        assert kept > 0
+        rows = [f"O,{row}\n" for row in range(10)]
+        whole = ld.SmilesTable(self.write(tmp_path, "smiles,y\n" + "".join(rows)), "test", target="y")
+        rows[int(whole.targets.item())] = "O,\n"  # the only one of the test set
+        path = self.write(tmp_path, "smiles,y\n" + "".join(rows))
+        told = r"shares: expected at least one row that can be used for split='test', got \(0.8, 0.1\), which"
+        with pytest.raises(ValueError, match=told):
+            ld.SmilesTable(path, "test", target="y", on_error="skip")
 
     def test_rows_keep_their_split_when_others_are_skipped(self, tmp_path):
         path = self.write(tmp_path, "smiles,y\n" + "".join(f"O,{n if n % 3 else ''}\n" for n in range(30)))
@@ -874,27 +864,20 @@ class TestFrames:
         other = ld.Molecules.from_ase(frames, energy_unit="meV", references=True)
         assert other.atom_energies == pytest.approx({z: 1000 * e for z, e in molecules.atom_energies.items()})
 
-    def test_stored_results_come_before_other_entries(self):
-        frames = crystals(2)
-        for frame in frames:
-            frame.info["energy"], frame.arrays["forces"] = 1.0, np.zeros((len(frame), 3))
-        for frame, data in zip(frames, ld.Molecules.from_ase(frames), strict=True):
-            assert data.energy.item() == pytest.approx(frame.get_potential_energy())
-            np.testing.assert_allclose(data.force, frame.get_forces(), rtol=1e-6)
-
     def test_results_of_other_positions_are_not_read(self):
-        """A warning says so, since the labels would be missing otherwise without a word."""
+        """A warning says so, since labels would be missing without a word. Those that are read are the first choice."""
         frames = crystals(3)
         for frame in frames[1:]:
             frame.info = {"energy": frame.get_potential_energy()}
             frame.center()
-        frames[0].info["energy"] = 0.0
+        frames[0].info["energy"], frames[0].arrays["forces"] = 0.0, np.zeros((2, 3))
         with pytest.warns(UserWarning, match="results of 2 calculators are not read, .* the first of frame 1; copy"):
             molecules = ld.Molecules.from_ase(frames)
         assert [data.energy.item() for data in molecules] == pytest.approx(
             [frame.calc.results["energy"] for frame in frames]
         )
         assert [bool(data.dipole_mask) for data in molecules] == [True, False, False]
+        np.testing.assert_allclose(molecules[0].force, frames[0].get_forces(), rtol=1e-6)
 
     def test_one_periodic_frame_among_others(self):
         frames = crystals(2)
@@ -1133,7 +1116,6 @@ class TestFrames:
             ("0\n\n1\n\nH 0 0 0\n", "line 1: expected the number of atoms of a frame, got '0'"),
             ("1\n\nH 0 0 0\n\n1\n\nH 0 0 0\n", "line 4: expected the number"),
             ("1\nProperties=species:S:1:pos:R:9999999999\nH 0 0 0\n", "expected at most 1000 columns"),
-            ("1\n\nXx 0 0 0\n", "frames.xyz .* 'Xx' is no symbol of an element"),
             ("1\n\n8 0 0 0\n", "frames.xyz .* '8' is no symbol of an element; name nuclear charges Z:I:1"),
             ("1\nProperties=species:I:1:pos:R:3\n8 0 0 0\n", "expected species:S:1 for symbols or Z:I:1"),
             ("1\nProperties=Species:S:1:pos:R:3\nH 0 0 0\n", "expected species:S:1 for symbols or Z:I:1"),
@@ -1143,14 +1125,12 @@ class TestFrames:
             ("1\nProperties=species:S:1:pos:R\nH 0 0 0\n", "Properties: expected the column pos:R:3"),
             ("1\nProperties=species:S:1:pos:R:3\nH 7 0 0 0\n", "line 3: expected the columns of Properties, got 'H 7"),
             ("1\nenergy=T\nH 0 0 0\n", "energy of frames: expected numbers, got True for frame 0"),
-            ("1\nenergy\nH 0 0 0\n", "energy of frames: expected numbers, got True for frame 0"),
             ("1\ncharge=F\nH 0 0 0\n", "charge of frames: expected numbers, got False for frame 0"),
             ('1\nstress="1 2 3 0 1 0 0 0 1"\nH 0 0 0\n', "stress: expected a symmetric matrix"),
             ('1\nstress="1 2 3 0 1 0"\nH 0 0 0\n', "stress, expecting special 3x3 matrix"),
             ("1\nProperties=species:S:1 energy=1\nH\n", "Properties: expected the column pos:R:3, got species:S:1"),
             ("1\nenergy=abc\nH 0 0 0\n", "frames.xyz: energy of frames: expected an array of real numbers"),
             ("2\n\nH 0 0 0\nH 0 0 1\n1\n\nH 0 0 nan\n", "frames.xyz: pos of frames: .*NaN or infinity for frame 1"),
-            ("1\nProperties=species:S:1:pos:R:3:forces:R:3\nH 0 0 0 0 nan 1\n", "forces of frames: .* for frame 0"),
         ],
     )
     def test_damaged_files(self, tmp_path, text, message):

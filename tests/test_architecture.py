@@ -64,7 +64,7 @@ MOST_LINES = 500
 # What each part may cost: lines, files and public names. A change that needs more raises a number here, in the same
 # diff, where a reviewer sees it; a change that takes something out lowers it.
 BUDGETS = {
-    "_core": (1491, 13, 0),
+    "_core": (1499, 13, 0),
     "ase": (351, 1, 0),
     "bench": (1400, 6, 3),
     "certify": (2906, 10, 8),
@@ -73,8 +73,8 @@ BUDGETS = {
     "geometry": (4509, 16, 43),
     "groups": (2048, 8, 35),
     "io": (1052, 6, 27),
-    "models": (8611, 43, 71),
-    "nn": (6210, 20, 77),
+    "models": (8612, 43, 71),
+    "nn": (6188, 20, 75),
     "ops": (10844, 47, 32),
     "reps": (788, 4, 15),
     "spaces": (397, 2, 5),
@@ -84,7 +84,7 @@ BUDGETS = {
     "transforms": (431, 1, 0),
     "viz": (2817, 10, 13),
     "datasets": (8467, 30, 80),
-    "tests": (52439, 148, 0),
+    "tests": (52438, 148, 0),
     "examples": (3335, 32, 0),
 }
 ROOMS = frozenset({"__init__.py", "__main__.py", "ase.py", "torchsim.py", "transforms.py"})  # beside the packages

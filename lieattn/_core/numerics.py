@@ -118,3 +118,11 @@ def reduced(x: Tensor, index: Tensor, count: int, reduction: Literal["sum", "mea
     if reduction == "max":
         return maxima(x, index, count)
     return sums(x, index, count) if reduction == "sum" else means(x, index, counts(index, count))
+
+
+def keep_variance(linear: nn.Linear, factor: float = 1.0) -> None:
+    """Redraw the weights of a linear map in place, so that it preserves the size of signals after a swish.
+
+    The standard deviation is ``factor`` · sqrt(2 / fan in).
+    """
+    nn.init.normal_(linear.weight, std=factor * math.sqrt(2 / linear.in_features))

@@ -22,19 +22,19 @@ from lieattn._core.checks import (
     weight_of,
 )
 from lieattn._core.kept_tables import ExactConstants
+from lieattn._core.numerics import keep_variance
 from lieattn.geometry import LiftedGraph, Stencil
 from lieattn.io import TiedWeights
 from lieattn.nn._attention import GroupAttention, spread_features
 from lieattn.nn._grid import checked_measure
 from lieattn.nn.relative import (
     ConvolutionKernel,
-    RankKernel,
     RelativeFunction,
     TableKernel,
     graph_attention,
-    keep_variance,
 )
 from lieattn.nn.relative._base import EXPONENTIAL, check_lifted_to, measured, rows_of_table
+from lieattn.nn.relative._kernels import RankKernel
 from lieattn.ops import Activation, RelativeTerms, edge_messages, group_attention
 
 _SHARP = 1000.0  # a score for which softmax gives the weights 1, and 0 for scores of 0, in every dtype
@@ -177,7 +177,7 @@ class LieConvolution(nn.Module):
 
     .. math::  f'(g) = \sum_{g' \in N(g)} W(g^{-1} g')\, f(g') + b, \qquad W(u) = \sum_m k_m(u)\, W_m
 
-    where k is a small network of the relative element, :class:`lieattn.nn.relative.RankKernel`.
+    where k is a network of the relative element with two hidden layers.
 
     **Equivariance.** That of :class:`GroupAttention`, on every graph.
 
@@ -186,7 +186,8 @@ class LieConvolution(nn.Module):
     in_channels, out_channels
         Channels of the fields.
     coordinates, rank, hidden, activation
-        See :class:`lieattn.nn.relative.RankKernel`.
+        Number of coordinates of a relative element (``graph.relative.num_coordinates``), number of the k_m, number of
+        units in both hidden layers of their network, and an activation of :func:`lieattn.ops.head_networks`.
     divide
         ``"neighbors"`` divides the sum by the number of neighboring elements, ``"published"`` also divides the bias, as
         the authors' code does, and ``"none"`` divides neither.

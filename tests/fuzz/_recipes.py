@@ -371,7 +371,6 @@ OWN: dict[str, dict[str, Any]] = {
     "nn.relative.RelativePositionTable.of": {"offsets": COMMON["offsets"]},
     "nn.relative.PerHeadMLP.numbers": {"x": torch.randn(EDGES, COORDINATES)},
     "nn.relative.PerHeadMLP": {"in_channels": COORDINATES},
-    "nn.relative.keep_variance": {"linear": nn.Linear(3, 4)},
     "models.GSANet": {"channels": 8, "blocks": (1,), "heads": 2, "in_channels": 4, "data": DATA},
     "models.ImageTransformer": {
         "in_channels": 4,

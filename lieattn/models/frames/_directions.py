@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from lieattn._core.checks import check_arguments, check_counts, check_positive, check_tensor
 from lieattn._core.contexts import as_without_autocast, without_autocast
 from lieattn._core.kept_tables import ExactConstants
+from lieattn._core.numerics import keep_variance
 from lieattn.geometry import (
     AllPairs,
     FiniteFrames,
@@ -32,7 +33,7 @@ from lieattn.models._base.inputs import PointInputs, VectorInputs, features, in_
 from lieattn.models._base.network import GroupField, OutputKind, PointOutputs
 from lieattn.models.frames._network import FrameHead, FrameNetwork, FrameOptions, in_frames
 from lieattn.nn import FrameMessages, LiftingConvolution, Pooling, RotationHead, ZonalLinear
-from lieattn.nn.relative import EdgeNetwork, keep_variance
+from lieattn.nn.relative import EdgeNetwork
 from lieattn.reps import Pseudovector
 
 _APART = 0.003  # fraction of the cutoff below which neighbors fade, so that points at the same place count nothing

@@ -21,6 +21,7 @@ from lieattn._core.checks import (
 )
 from lieattn._core.contexts import recomputed, without_autocast
 from lieattn._core.functional import is_batched, transformed
+from lieattn._core.numerics import keep_variance
 from lieattn.geometry import (
     FiniteFrames,
     Frames,
@@ -53,7 +54,7 @@ from lieattn.nn import (
     Pooling,
     VectorHead,
 )
-from lieattn.nn.relative import EdgeNetwork, Kernel, keep_variance
+from lieattn.nn.relative import EdgeNetwork, Kernel
 from lieattn.ops import Activation, Normalization, bessel_functions, smooth_window
 from lieattn.spaces import Euclidean, HomogeneousSpace
 

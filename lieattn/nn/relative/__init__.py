@@ -2,8 +2,8 @@
 
 from lieattn.nn.relative._affine import FourierFeatures, RelativePositionTable
 from lieattn.nn.relative._base import RelativeFunction, graph_attention
-from lieattn.nn.relative._edge_networks import AngleFeatures, EdgeNetwork, keep_variance
-from lieattn.nn.relative._kernels import BumpKernel, ConvolutionKernel, NetworkKernel, RankKernel, TableKernel
+from lieattn.nn.relative._edge_networks import AngleFeatures, EdgeNetwork
+from lieattn.nn.relative._kernels import BumpKernel, ConvolutionKernel, NetworkKernel, TableKernel
 from lieattn.nn.relative._pair_scores import (
     CombinedScore,
     Kernel,
@@ -35,7 +35,6 @@ __all__ = [
     "NetworkKernel",
     "PerHeadMLP",
     "PositionalValues",
-    "RankKernel",
     "RelativeFunction",
     "RelativePositionTable",
     "RotaryEncoding",
@@ -43,5 +42,4 @@ __all__ = [
     "TableEncoding",
     "TableKernel",
     "graph_attention",
-    "keep_variance",
 ]

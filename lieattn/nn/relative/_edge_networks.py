@@ -17,11 +17,11 @@ from lieattn._core.checks import (
     check_graph,
     check_is,
     check_length,
-    check_positive,
     kind,
     weight_of,
 )
 from lieattn._core.kept_tables import ExactConstants
+from lieattn._core.numerics import keep_variance
 from lieattn.geometry import LiftedGraph
 from lieattn.nn.relative._base import RelativeFunction
 from lieattn.ops import RelativeTerms, bessel_functions, edge_kernels, edge_moments, edge_units, smooth_window
@@ -276,13 +276,3 @@ def edge_geometry(graph: LiftedGraph, cutoff: float, power: int, basis: int) -> 
     directions = edges / (square + _NEAR**2).sqrt()[:, None]
     radial = bessel_functions(square, basis, squared=True)
     return EdgeGeometry((cutoff, power, basis), directions, square, window * norm[neighbors.target], radial)
-
-
-def keep_variance(linear: nn.Linear, factor: float = 1.0) -> None:
-    """Redraw the weights of a linear map in place, so that it preserves the size of signals after a swish.
-
-    The standard deviation is ``factor`` · sqrt(2 / fan in).
-    """
-    check_arguments(keep_variance, locals())
-    check_positive(factor=factor)
-    nn.init.normal_(linear.weight, std=factor * math.sqrt(2 / linear.in_features))

@@ -402,18 +402,7 @@ class BumpKernel(ExactConstants, ConvolutionKernel):
 class RankKernel(RelativeFunction):
     """The network of LieConv, from the coordinates of a relative element to a number of coefficients.
 
-    It has three linear maps, each followed by the activation. It needs only the memory of the result, see
-    :func:`lieattn.ops.head_networks`.
-
-    **Equivariance.** That of :class:`RelativeFunction`.
-
-    Parameters
-    ----------
-    coordinates, rank, hidden
-        Number of coordinates of a relative element (``graph.relative.num_coordinates``), number of coefficients, and
-        number of units in both hidden layers.
-    activation
-        Name of an activation of :func:`lieattn.ops.head_networks`.
+    It has three linear maps, each followed by the activation, and needs only the memory of the result.
     """
 
     patterns = ("joint",)

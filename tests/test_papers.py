@@ -300,9 +300,9 @@ def measured(records):
     """Return the table cell of one experiment: the results for each budget, with the deviation over seeds."""
     budgets = defaultdict(list)
     for record in records:
-        budgets[record["epochs"], record["machine"]].append(record)
+        budgets[record["epochs"], record["machine"], *record["figures"]].append(record)
     parts = []
-    for (epochs, machine), group in budgets.items():
+    for (epochs, machine, *_), group in budgets.items():
         figures = []
         for figure in group[0]["figures"]:
             values = [record["figures"][figure] for record in group]

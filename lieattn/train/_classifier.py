@@ -65,9 +65,8 @@ class PointSetClassifier(PointSetTask):
         What has labels: ``"cloud"``, or ``"point"`` for segmentation, with a network that has ``pool="none"``.
     class_weights
         Weight of each class in the loss, at least 0, or ``"balanced"``: the mean number of labels of a class in the
-        training set, divided by that of the class; 1 for a class without labels. Those are measured when training
-        begins, and kept in checkpoints; without :class:`~lieattn.train.PointSetData`, call :meth:`measure` before.
-        The best weights are then those of the best balanced accuracy.
+        training set, divided by that of the class, or 1 without labels. It is measured when training begins, or by
+        :meth:`measure`, and the best balanced accuracy then decides which checkpoint is kept.
     loss_weight
         Name of the attribute with weights of clouds or points, instead of ``weight``. All data must have it.
 

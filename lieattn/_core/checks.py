@@ -346,10 +346,10 @@ def check_arguments(of: Callable[..., Any], given: Mapping[str, Any]) -> None:
     checked. Floating numbers must not be NaN. Arguments that are not in ``given`` are not checked. Conditions that are
     not part of annotations, such as shapes and bounds, must be checked separately.
     """
-    # beartype's is_bearable is no way to do without _fits: it looks at one random entry of a sequence, so that it takes
-    # [1, 1, 1, "2"] for integers three times in four, and it takes True for an integer and NumPy's numbers for none.
     if torch.compiler.is_compiling():
         return
+    # beartype's is_bearable is no way to do without _fits: it looks at one random entry of a sequence, so that it takes
+    # [1, 1, 1, "2"] for integers three times in four, and it takes True for an integer and NumPy's numbers for none.
     for argument, hint in _hints(of).items():
         if argument not in given:
             continue
@@ -386,9 +386,9 @@ _WORDS = {  # for the names of classes
     "Frames": "frames such as PrincipalFrames()",
     "Group": "a group such as lieattn.groups.SE(3)",
     "HomogeneousSpace": "a HomogeneousSpace such as Euclidean(SE(3))",
+    "Mapping": "a mapping",
     "Module": "a network (torch.nn.Module)",
     "Neighborhood": "a neighborhood such as Radius(1.5)",
-    "Mapping": "a mapping",
     "NoneType": "None",
     "PathLike": "a path",
     "Tensor": "a tensor",

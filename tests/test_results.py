@@ -181,7 +181,7 @@ def test_the_table_of_digits_is_that_of_the_records():
         expected.append([name, size, *shares, f"{change:.1e}" if change else "0", f"{seconds:.1f}"])
     assert printed("results.md", "| network | parameters | upright |") == expected
     z2, both = expected[0], " ".join((EXAMPLES.parent / "README.md").read_text().split())
-    assert f"alone: {z2[2]} upright, {z2[4]} at multiples of 45 degrees" in both
+    assert f"alone has {z2[2]} on upright digits and {z2[4]} at multiples of 45 degrees" in both
 
 
 def test_the_medians_of_the_demo_are_those_of_its_record():
@@ -195,12 +195,11 @@ def test_the_medians_of_the_demo_are_those_of_its_record():
 
     upright, worst, axes = middle("C8", "45_degrees"), middle("C8", "worst_angle"), middle("C8 in axes", "worst_angle")
     readme, page = (" ".join(path.read_text().split()) for path in (EXAMPLES.parent / "README.md", DOCS / "results.md"))
-    seeds = f"On the median of {['three', 'four', 'five'][len(runs) - 3]} seeds"
+    assert f"(medians of {['three', 'four', 'five'][len(runs) - 3]} seeds)" in readme
     assert (
-        f"{seeds}, the demo's C8 network classifies {upright} at multiples of 45 degrees, {worst} at the worst"
-        in readme
+        f"classifies {upright} of the test digits correctly at multiples of 45 degrees, {worst} at the worst" in readme
     )
-    assert f"in principal axes {axes} at all angles" in readme
+    assert f"{axes} at every angle" in readme
     random = middle("C8", "random_angles")
     assert f"C8 has {middle('C8', 'upright')} upright and at multiples of 45 degrees, {random} at random" in page
     assert f"{worst} at the worst angle, and {axes} in axes" in page

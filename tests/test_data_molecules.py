@@ -1038,6 +1038,17 @@ class TestFrames:
         with pytest.warns(UserWarning, match=message):
             ld.Molecules.from_ase(frames)
 
+    def test_one_energy_far_from_all_others(self, recwarn):
+        ase = pytest.importorskip("ase")
+        energies = np.random.default_rng(0).normal(-300.0, 0.2, 100)
+        for count, moved in ((1, 500.0), (1, 2.0), (3, 500.0)):  # one is wrong; none is remote; there are several kinds
+            changed = energies + moved * (np.arange(100) % 33 == 7) * (np.arange(100) < 33 * count)
+            frames = [ase.Atoms("O", [[0, 0, 0]], info={"energy": energy}) for energy in changed]
+            ld.Molecules.from_ase(frames)
+        (found,) = recwarn
+        wanted = "the energy is a hundred times as far .* in 1 of 100 frames, the first is frame 7"
+        assert re.search(wanted, str(found.message))
+
     @pytest.mark.parametrize("factor", [-1, 1 / 51.4, 1 / 27.2, 23.06])
     def test_forces_in_another_unit_or_with_another_sign(self, factor):
         frames = springs()

@@ -19,6 +19,7 @@ _LARGEST_STRESS = 10.0  # eV/angstrom^3, 1,602 GPa
 _CLOSEST = 0.3  # angstrom between two atoms
 _NEAR, _MOST_NEAR = 0.3, 1000  # angstrom between the atoms of frames that are compared, and frames of a composition
 _FEWEST = 3  # pairs of near frames for a ratio
+_SHARE, _TIMES = 0.02, 100  # of frames that may be remote, and their distances in medians of all distances
 
 
 def describe_frames(
@@ -58,7 +59,7 @@ def describe_frames(
     if any(frame.pbc.any() for frame in frames):
         found["of_molecule"]["cell"] = _within([frame.cell.array for frame in frames], "cell")
         found["of_molecule"]["pbc"] = np.stack([frame.pbc for frame in frames])
-    _warn_of_contradictions(frames, known)
+    _warn_of_contradictions(frames, known, found["of_molecule"].get("energy"))
     return found, {charge: factor * value for charge, value in energies.items()}
 
 
@@ -110,7 +111,9 @@ def _is_unit(name: str) -> bool:
     return name.lower().endswith(("unit", "units"))
 
 
-def _warn_of_contradictions(frames: Sequence[Any], known: Mapping[str, list[Any]]) -> None:
+def _warn_of_contradictions(
+    frames: Sequence[Any], known: Mapping[str, list[Any]], energy: NDArray[np.float64] | None
+) -> None:
     """Warn of labels that are not in eV and angstrom, or not of one calculation, with their number and first frame."""
     missing = np.full((3, 3), np.nan)
     stress, virial = (
@@ -126,6 +129,11 @@ def _warn_of_contradictions(frames: Sequence[Any], known: Mapping[str, list[Any]
         "the virial is not minus the stress times the volume": apart.any(axis=(1, 2)),
         "the energy and that of a frame near it differ by another amount than by their forces": _apart(frames, known),
     }
+    if energy is not None:
+        distance = abs(energy - np.median(energy))
+        remote = distance > _TIMES * np.median(distance)
+        if remote.sum() <= _SHARE * len(frames):
+            problems["the energy is a hundred times as far from the median as that of half of the frames"] = remote
     for number, frame in enumerate(frames):
         for name, value in frame.info.items():
             named = _is_unit(name) and any(stem in name.lower() for stem in _ATTRIBUTES.values())

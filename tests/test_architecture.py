@@ -80,7 +80,7 @@ BUDGETS = {
     "spaces": (397, 2, 5),
     "testing": (650, 3, 10),
     "torchsim": (95, 1, 0),
-    "train": (3120, 11, 32),
+    "train": (3121, 11, 32),
     "transforms": (431, 1, 0),
     "viz": (2817, 10, 13),
     "datasets": (8475, 30, 80),

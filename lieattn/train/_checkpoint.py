@@ -48,11 +48,12 @@ T = TypeVar("T")
 def load_network(path: str | Path, trust: Sequence[str] = ()) -> nn.Module:
     """Rebuild the network of a checkpoint and load its weights. The network is on the CPU and in eval mode.
 
-    It takes features as they are in the data, also if the training standardized them. The checkpoint comes from
-    ``lieattn fit``, or from a ``Trainer`` with a task whose network records its arguments, as the networks of
-    ``lieattn.models`` do. The classes and functions that it names are imported and called if they belong to lieattn,
-    lieattn_datasets, torch.nn, torch.optim or torch_geometric.transforms, or to a package in ``trust``, such as
-    ``["mypackage"]`` for networks of your own. CheckpointError is raised if the checkpoint names others, cannot be
+    It takes features as they are in the data, also if the training standardized them. The targets of a regressor were
+    scaled in training, and so are the outputs of its network; ``load_task(path).model`` has the units of the data. The
+    checkpoint comes from ``lieattn fit``, or from a ``Trainer`` with a task whose network records its arguments, as the
+    networks of ``lieattn.models`` do. The classes and functions that it names are imported and called if they belong to
+    lieattn, lieattn_datasets, torch.nn, torch.optim or torch_geometric.transforms, or to a package in ``trust``, such
+    as ``["mypackage"]`` for networks of your own. CheckpointError is raised if the checkpoint names others, cannot be
     read, is damaged, or does not say how the network was built, or if the weights do not fit or are not finite.
     """
     check_arguments(load_network, locals())

@@ -385,7 +385,7 @@ def test_the_table_of_flights_is_that_of_its_record():
 
 def test_the_table_of_scans_is_that_of_its_record():
     runs = json.loads((DOCS / "records" / "scans.json").read_text())["runs"]
-    for network, parameters, *cells in printed("results.md", "| scans | parameters | upright | turned |"):
+    for network, parameters, *cells in printed("results.md", "| scans | parameters | upright | rotated |"):
         own = [run for run in runs if run["model"] == network]
         assert [run["seed"] for run in own] == [0, 1, 2]
         assert all(run["parameters"] == int(numbers(parameters)[0]) for run in own)

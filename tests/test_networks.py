@@ -58,6 +58,7 @@ from lieattn.models import (
     GSANet,
     GSAOptions,
     HamiltonianDynamics,
+    ImageOptions,
     ImageTransformer,
     LieConvNet,
     LieTransformer,
@@ -496,6 +497,22 @@ NETWORKS = {
         lambda: pixels(5, 2),
         "C8 on pixels",
     ),
+    "lie_proper": (lambda: lie(Euclidean(E(3)), PrincipalFrames(improper=False)), molecules, "SE(3)"),
+    "lie_proper_pose": (
+        lambda: lie(Euclidean(E(3)), FiniteFrames(tetrahedral(), PrincipalFrames())),
+        molecules,
+        "SE(3)",
+    ),
+    "image_window": (
+        lambda: image(cyclic(8), Radius(1.5), blocks=(1,), options=ImageOptions(window=PixelSquare(3))),
+        lambda: pixels(4),
+        "C8 on pixels",
+    ),
+    "attentive_squares": (
+        lambda: AttentiveNet(cyclic(8), 1, 2, neighborhood=Radius(1.5), local=PixelSquare(3), channels=4, layers=2),
+        lambda: pixels(4),
+        "C8 on pixels",
+    ),
     "framewise_squares": (
         lambda: framewise(
             cyclic(8), neighborhood=PixelSquare(3), options=FramewiseOptions(attention="neighborhood", positions=False)
@@ -796,7 +813,7 @@ OTHER_SYMMETRIES = set(
     "lie_scales lie_vector_finite lie_conv lie_conv_vector field_rotation field_tensor_principal field_lie "
     "gsa_principal_vector attentive_none attentive_channel affine_simple affine_stand-alone fields_attentive "
     "fields_framewise fields_principal fields_spins fields_directions fields_lie fields_tfn fields_distances "
-    "fields_image".split()
+    "fields_image lie_proper lie_proper_pose attentive_squares image_window".split()
 ) | {*ABOUT_ORIGIN, *OF_PERMUTED}
 DIRECTED = ("lie_directions", "lie_directions_vectors", "gsa_directions_vectors")
 # Properties that a network does not promise, and why.

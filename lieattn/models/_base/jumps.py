@@ -11,6 +11,8 @@ from torch import nn
 from lieattn._core.checks import check_choice
 from lieattn.geometry import AllPairs, FiniteFrames, Given, Neighborhood, PrincipalFrames, Radius, smooth_cutoff
 
+JUMPS_OF_POOLINGS = "poolings select other points when points move: use one stage"
+
 
 def jumps_of_neighbors(neighborhood: Neighborhood | None, window: float | None = None) -> tuple[str, ...]:
     """Return discontinuities where points enter and leave neighborhoods; none if a ``window`` vanishes there."""

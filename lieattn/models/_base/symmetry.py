@@ -16,7 +16,7 @@ from lieattn.geometry import (
     SampledFrames,
     ScaleFrames,
 )
-from lieattn.groups import FiniteGroup, Group, Translations, linear_part
+from lieattn.groups import SE, SO, FiniteGroup, Group, O, Translations, linear_part
 from lieattn.spaces import Euclidean, HomogeneousSpace
 
 
@@ -35,7 +35,7 @@ class Symmetry:
         Group for which the symmetry holds only on average over random frames.
     moving_axes
         Whether the frames are principal axes. Points on a line do not determine these, so the symmetry does not hold
-        for tensor outputs of such clouds.
+        for tensor outputs of such clouds, nor for any outputs if tensors are inputs.
     origin
         Whether positions relative to the origin are inputs, so that the group acts about the origin and translations
         change the outputs.
@@ -88,8 +88,12 @@ class Symmetry:
         if isinstance(chosen, FiniteGroup) and shifts is not None:
             return cls(chosen)
         if isinstance(chosen, PrincipalFrames):
-            undetermined = "tensors are undetermined for points on a line or at one place"
+            undetermined = "tensors, as inputs too, are undetermined for points on a line or at one place"
             notes = (f"frames are principal axes, which move with the points; {undetermined}",)
+            proper = frames.group.is_proper if isinstance(frames, FiniteFrames) else frames.improper is False
+            if proper and (linear := linear_part(group)).has_reflections:  # such frames are not those of mirror images
+                kept = (SE if group.is_affine else SO)(group.dim) if isinstance(linear, O) else shifts
+                return cls(kept, moving_axes=True, notes=(*notes, f"to {group.name} only with improper frames"))
             return cls(group, moving_axes=True, notes=notes)
         if isinstance(chosen, SampledFrames):
             error = f"the error decreases with the number of frames per {chosen.per}, here {chosen.count}"

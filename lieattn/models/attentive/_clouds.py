@@ -14,6 +14,7 @@ from lieattn.models._base.inputs import PointInputs, VectorEmbedding, VectorInpu
 from lieattn.models._base.jumps import decided, jumps_of_neighbors
 from lieattn.models._base.lifted import LiftedNetwork
 from lieattn.models._base.network import GroupField
+from lieattn.models._base.symmetry import Symmetry, of_squares
 from lieattn.models._base.tied import tied_repr
 from lieattn.models.attentive._networks import AttentionKind, ShowsAttention
 from lieattn.nn import AttentiveGroupConvolution, GroupConvolution, InvariantHead, PointBatchNorm, Pooling
@@ -101,6 +102,10 @@ class AttentiveNet(ShowsAttention, LiftedNetwork):
             maps = 1 if self.attention == "input" else outputs
             wide = NetworkKernel(self.group, 2, maps, hidden=hidden, lifting=lifting)
         return AttentiveGroupConvolution(kernel, attention=self.attention, spatial=wide, reduction="mean")
+
+    @property
+    def symmetry(self) -> Symmetry:
+        return of_squares(super().symmetry, self.local)
 
     @property
     def jumps(self) -> tuple[str, ...]:

@@ -29,8 +29,10 @@ from lieattn.geometry import (
 )
 from lieattn.groups import FiniteGroup
 from lieattn.models._base.inputs import PointInputs, VectorEmbedding, VectorInputs, features, in_precision_of_weights
+from lieattn.models._base.jumps import JUMPS_OF_POOLINGS, jumps_of_neighbors
 from lieattn.models._base.lifted import LiftedNetwork, without_lattice
 from lieattn.models._base.network import GroupField, OutputKind, PointOutputs
+from lieattn.models._base.symmetry import Symmetry, of_squares
 from lieattn.models.frames._framewise import FramewiseHead
 from lieattn.nn import FieldBatchNorm, FramewiseBlock, GroupConvolution, GroupLinear, Pooling
 from lieattn.nn.relative import BumpKernel, RotaryPhases
@@ -208,6 +210,15 @@ class ImageTransformer(LiftedNetwork):
         self.norm = FieldBatchNorm(width)
         self.head = FramewiseHead(width, out_channels, group.dim, PointOutputs(kind, pool), group, "max")
         self.tied = {"window": repr(options.window), "length": repr(float(self.length)), "reduction": options.reduction}
+
+    @property
+    def symmetry(self) -> Symmetry:
+        return of_squares(super().symmetry, self.options.window)
+
+    @property
+    def jumps(self) -> tuple[str, ...]:
+        far = jumps_of_neighbors(self.options.window)
+        return (*super().jumps, *far, *((JUMPS_OF_POOLINGS,) if len(self.widening) else ()))
 
     @in_precision_of_weights
     def geometry(self, data: Any) -> ImageGeometry:

@@ -35,6 +35,7 @@ from lieattn.models._base.inputs import (
     features,
     in_precision_of_weights,
 )
+from lieattn.models._base.jumps import JUMPS_OF_POOLINGS
 from lieattn.models._base.lifted import LiftedNetwork, without_lattice
 from lieattn.models._base.network import GroupField
 from lieattn.models._base.symmetry import Symmetry
@@ -330,8 +331,8 @@ class GSANet(LiftedNetwork):
 
     @property
     def jumps(self) -> tuple[str, ...]:
-        chosen = "poolings select other points when points move: use one stage"
-        return (*super().jumps, *((chosen,) if self.stages.coarsens and self.stages.share is not None else ()))
+        pools = self.stages.coarsens and self.stages.share is not None
+        return (*super().jumps, *((JUMPS_OF_POOLINGS,) if pools else ()))
 
     def tied_to(self) -> dict[str, str]:
         own = {"crops": repr(self.stages.margins), "pools": repr(self.stages.pools)}

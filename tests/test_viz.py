@@ -239,7 +239,7 @@ def test_comparisons_show_the_rotated_test_and_networks_by_family():
     assert [float(line.get_ydata()[0]) for line in ends] == [0.2 if empty else 0.9 for empty in hollow]
     assert sum(hollow) == len(hollow) / 2 == len(names)
     (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == [*names, "rotated test", "test as it is"]
+    assert [text.get_text() for text in legend.get_texts()] == [*names, "rotated test", "unrotated test"]
     colors = [handle.get_color() for handle in legend.legend_handles[: len(names)]]
     assert len(set(colors)) == len(names)
     hues = [np.argsort([int(color[k : k + 2], 16) for k in (1, 3, 5)]).tolist() for color in colors]

@@ -271,7 +271,7 @@ def comparison(report: Mapping[str, Any]) -> Figure:
         _logarithmic(panel)
     entries: list[tuple[str, dict[str, Any]]] = [*drawing.styles.items()]
     if drawing.turned:
-        entries += [("rotated test", {"color": GRAY, "marker": "o"}), ("test as it is", _HOLLOW | {"color": GRAY})]
+        entries += [("rotated test", {"color": GRAY, "marker": "o"}), ("unrotated test", _HOLLOW | {"color": GRAY})]
     plain: dict[str, Any] = {"linestyle": "", "markersize": 5, "marker": "o"}
     handles = [axes[0].plot([], [], **plain | style)[0] for _, style in entries]
     figure.legend(handles, [name for name, _ in entries], loc="outside right center", fontsize=8, frameon=False)

@@ -163,7 +163,7 @@ def _cost_of_attention(records: list[Record], sizes: Sizes) -> list[str]:
 
 # Narrow and wide: channels, side of the image, border, hidden width of the channel attention.
 ATTENTIVE = Benchmark(
-    "attentive group convolution: layers on images and clouds and a rotated MNIST network, beside direct evaluation",
+    "attentive group convolution: layers and a rotated MNIST network, compared with direct evaluation",
     {"images": 16, "narrow": (10, 26, 0, 5), "wide": (96, 32, 1, 6), "clouds": (2, 4, 8), "points": 64},
     {"images": 1, "narrow": (2, 6, 0, 1), "wide": (3, 6, 1, 1), "clouds": (2,), "points": 10},
     _cases_of_attentive,

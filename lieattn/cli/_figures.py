@@ -101,7 +101,7 @@ def stride_parity() -> dict[str, Figure]:
 
 
 def asc_filters(*, checkpoint: str | None = None, block: int = 0, image: int = 0) -> dict[str, Figure]:
-    """Learned affine maps, and the filters that attention makes of them (Affine Self Convolution).
+    """Learned affine maps, and the effective filters of attention (Affine Self Convolution).
 
     The paper has no such figure. Drawn are the tables of one block, and the resulting filters at three pixels of an
     image that is moved by the group. Without a checkpoint, a small p4 network is trained for a few seconds to

@@ -54,8 +54,8 @@ class LiftedGraph(PointClouds):
         charges ``[clouds]``. These and the next attributes are None unless they are set by :meth:`carrying`.
     terms, local
         Terms that a network has evaluated for several layers, in place of those of their encodings, or a
-        :class:`Stencil` in place of neighbor lists, see :func:`lift_rasters`; and a graph of the
-        same points with other neighbors, for messages. Graphs of other points or edges have neither, nor ``kept``.
+        :class:`Stencil` in place of neighbor lists, see :func:`lift_rasters`; a graph of the same points with other
+        neighbors, for messages. Derived graphs with other points or edges have neither of these, nor ``kept``.
     kept
         Points that remain after a block, see :meth:`keeping`; None if all do.
     """

@@ -289,7 +289,7 @@ def check_edge_index(edge_index: Tensor) -> None:
 
 
 def check_lists(neighbors: object, batch: Tensor) -> None:
-    """Raise TypeError or ValueError unless a neighborhood of the user returned valid lists of points.
+    """Raise TypeError or ValueError unless a user's neighborhood returned valid lists of points.
 
     ``batch`` ``[points]`` int64 is the cloud of each point. Lists of whole clouds are not built.
     """

@@ -37,7 +37,7 @@ class Neighborhood(Protocol):
 
     It may have a ``cutoff``, the distance at which the weight of neighbors vanishes (see :func:`smooth_cutoff`), and a
     method ``scaled(factor)``, which returns the neighborhood for points that are further apart (see :func:`scaled`).
-    :func:`find_neighbors` and :func:`lift` check the lists that a neighborhood of the user returns.
+    :func:`find_neighbors` and :func:`lift` check the lists that your own neighborhoods return.
     """
 
     @property
@@ -356,8 +356,8 @@ class Given(_Neighborhood):
 def find_neighbors(clouds: PointClouds, neighborhood: Neighborhood) -> Neighbors:
     """Return the neighbor lists of clouds.
 
-    ValueError is raised for periodic clouds unless it is a :class:`Radius`. TypeError or ValueError is raised if a
-    neighborhood of the user returns something else than sorted :class:`Neighbors` of these points, or connects clouds.
+    ValueError is raised for periodic clouds unless the neighborhood is a :class:`Radius`. TypeError or ValueError is
+    raised if your own neighborhood returns anything but sorted :class:`Neighbors` of these points, or connects clouds.
     """
     check_is("clouds", clouds, PointClouds)
     check_neighborhood(neighborhood)

@@ -174,10 +174,10 @@ class Coarse(Movable):
 def coarsen(points: Any, fraction: float) -> Coarse:
     """Keep the ``fraction`` of the points of each cloud that are farthest apart, with the nearest others as cells.
 
-    The points are chosen as by :func:`farthest_points`, but all equally far ones at once, so that their number is only
-    near the fraction; in a cloud whose points are all alike, such as a ring, all are kept. Of points at one place one
-    is kept. A point lies in the cell of the nearest kept point, and in several if these are equally near. Distances
-    count as equal up to a relative 1e-5.
+    The points are chosen as by :func:`farthest_points`, except that all equally far points are chosen at once, so the
+    fraction is only approximate; in a cloud whose points are all alike, such as a ring, all are kept. Of coincident
+    points one is kept. A point lies in the cell of the nearest kept point, or of each of them if several are equally
+    near. Distances count as equal up to a relative 1e-5.
 
     **Equivariance.** Kept points and cells commute with rotations, reflections and translations, and with permutations
     of the points, also on lattices. Pooled fields therefore move with the points if the fiber is that of a finite

@@ -49,15 +49,16 @@ class AttentiveGroupConvolution(TiedWeights):
     where α_C is a function of the mean and maximum of t over the points of the cloud, and α_X is a convolution of the
     mean and maximum of α_C t over channels. The weights of both depend on :math:`h^{-1} \tilde h` (Romero, Bekkers,
     Tomczak, Hoogendoorn 2020, Eqs. 14-20, with the attended part subtracted, as in the authors' code). On a full raster
-    the layer equals :class:`lieattn.nn.GridAttentiveConvolution` and its kin; it works on any points and for any finite
-    group. A convolution followed by the gates of SE-Net, BAM, CBAM or a co-attentive network is a special case.
+    the layer equals :class:`lieattn.nn.GridAttentiveConvolution` and the other attentive layers on grids; it also works
+    on any points and for any finite group. A convolution followed by the gates of SE-Net, BAM, CBAM or a co-attentive
+    network is a special case.
 
     **Equivariance.** That of :class:`GroupConvolution`. The maps A are also equivariant:
     ``A[L_g f](g1, g2) = A[f](g⁻¹ g1, g⁻¹ g2)``.
 
     **Cost.** See :func:`lieattn.ops.attentive_sums`. If displacements hardly repeat, neighbors are summed before the
-    matrices of a ``NetworkKernel`` are applied. Of large graphs, what some output channels or frames need is stored at
-    a time, and recomputed in the backward pass: memory is linear in the edges, times ``|H|²`` and the input channels.
+    matrices of a ``NetworkKernel`` are applied. On large graphs, a few output channels or frames are computed at a
+    time, and again in the backward pass, so memory is proportional to the edges, ``|H|²`` and the input channels.
 
     Parameters
     ----------

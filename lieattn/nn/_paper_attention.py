@@ -36,11 +36,11 @@ class GroupSelfAttention(GroupAttention):
     frame.
 
     **Equivariance.** That of :class:`GroupAttention`. It is exact for every H if neighborhoods are balls. With
-    ``"joint"`` it is unique (GSA-Nets, Definition 4.3). With ``"query_sum"`` it is not, against what the paper says:
-    the sum over g forgets how fibers are turned against positions, so the layer does not change if all fibers are
-    translated and the points stay, it cannot express a group convolution (section 5.3), and for a point alone its
-    output is constant on the fiber. A table of h⁻¹ m in the encoding has neither defect, but costs |H|³ per edge.
-    Eq. 16 as printed, with h⁻¹ g⁻¹ m, is not equivariant.
+    ``"joint"`` it is unique (GSA-Nets, Definition 4.3). With ``"query_sum"`` it is not, although the paper says so:
+    the sum over g loses the orientation of the fibers relative to the positions. Therefore the output does not change
+    if all fibers are translated and the points stay, the layer cannot express a group convolution (section 5.3), and
+    for a single point its output is constant on the fiber. A table of h⁻¹ m in the encoding avoids this, but costs
+    |H|³ per edge. Eq. 16 as printed, with h⁻¹ g⁻¹ m, is not equivariant.
 
     Parameters
     ----------

@@ -46,6 +46,9 @@ class PointSetClassifier(PointSetTask):
     ValueError is raised in training if logits or labels have another shape than expected, or if a label with a weight
     above 0 is not in 0 .. classes - 1.
 
+    Logits that are far too large in the first training step are scaled down, as the outputs of a
+    :class:`~lieattn.train.PointSetRegressor`.
+
     Parameters
     ----------
     network
@@ -69,9 +72,6 @@ class PointSetClassifier(PointSetTask):
         :meth:`measure`, and the best balanced accuracy then decides which checkpoint is kept.
     loss_weight
         Name of the attribute with weights of clouds or points, instead of ``weight``. All data must have it.
-
-    Logits that are far too large in the first training step are scaled as those of
-    :class:`~lieattn.train.PointSetRegressor`.
     """
 
     weight_of_class: Tensor

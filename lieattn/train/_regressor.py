@@ -70,6 +70,19 @@ class PointSetRegressor(PointSetTask):
     training if a target is missing or not shaped like its prediction, or if ``data.mask`` or ``data.weight`` fits no
     target.
 
+    From targets in ``extensive`` and those called ``energy`` (also ``y`` if ``target_names`` of the data set says so),
+    a sum over the atoms is subtracted, which is fitted with one number for each element of ``data.z``, if less than
+    half of the deviation remains. These references belong to the model (:class:`lieattn.models.Rescaled`), which adds
+    them in float64, so that energies in ASE are at the level of the training data.
+
+    Initial outputs of a :class:`lieattn.models.DirectionConvNet` are of the order of one, whatever the number of layers
+    and neighbors. If outputs in the first training step are more than five times as large as the scale, the kernels of
+    :class:`lieattn.nn.FrameMessages` are scaled down so that messages are not larger than the fields to which they are
+    added, and the last layer so that outputs are not larger than the scale. For energies and forces of
+    :class:`lieattn.models.EnergyForces` the limit is twenty times the scale, and the last layer is not changed. If this
+    is not enough, both are divided by their size, in all steps and in the model, and a warning says so. Layers whose
+    weights are not trained, or come from a trained network, are not changed.
+
     Parameters
     ----------
     network
@@ -98,19 +111,6 @@ class PointSetRegressor(PointSetTask):
     loss_weight
         Name of the attribute with the weights of clouds or points, in place of ``weight``, such as ``"area"``. All data
         must have it.
-
-    Targets called ``energy``, those in ``extensive``, and ``y`` if the data set calls it so (``target_names``), are
-    measured less a sum over the atoms, with a number for each element of ``data.z``, where this leaves less than half
-    of their deviations. These references belong to the model (:class:`lieattn.models.Rescaled`), which adds them in
-    float64, so that energies in ASE are at the level of the training data.
-
-    Outputs of a :class:`lieattn.models.DirectionConvNet` start at the order of one, whatever the number of its layers
-    and neighbors. If in the first training step outputs are more than five times as large as the scale, the kernels of
-    :class:`lieattn.nn.FrameMessages` are scaled so that messages are not larger than the fields that they are added to,
-    and the last layer so that outputs are not larger than the scale. For energies and forces of
-    :class:`lieattn.models.EnergyForces` the limit is twenty times the scale, and the last layer stays. If this is not
-    enough, both are divided by their size, in all steps and in the model, and a warning says so. Layers whose weights
-    are not trained, or come from a trained network, stay as they are.
     """
 
     measured: Tensor

@@ -165,7 +165,8 @@ def _check_images(images: ImageArray, peak: float | None) -> float:
     """Check type and range in pieces, and return the value that becomes intensity 1."""
     natural = {"uint8": 255.0, "uint16": 65535.0}.get(images.dtype.name, 1.0)
     if natural == 1 and not np.issubdtype(images.dtype, np.floating):
-        raise TypeError(f"images: expected uint8, uint16 or a floating dtype, got {images.dtype}")
+        advice = "integers from 0 to 255 are images.astype('uint8')"
+        raise TypeError(f"images: expected uint8, uint16 or a floating dtype, got {images.dtype}; {advice}")
     limit = natural if peak is None else float(peak)
     require(np.isfinite(limit) and limit > 0, "peak", "a positive finite number", peak)
     if 1 < natural <= limit:
@@ -175,7 +176,7 @@ def _check_images(images: ImageArray, peak: float | None) -> float:
         chunk = np.asarray(images[start : start + _CHUNK])
         low, high = float(chunk.min()), float(chunk.max())
         right = low >= -slack and high <= limit + slack
-        require(right, "images", f"finite numbers in [0, {limit:g}]", f"values {low:g} .. {high:g}")
+        require(right, "images", f"finite numbers in [0, peak={limit:g}]", f"values {low:g} .. {high:g}")
     return limit
 
 

@@ -225,7 +225,7 @@ class Multiple(_Composite):
 def check_representation(argument: str, rep: object) -> None:
     """Raise TypeError, naming the argument, unless ``rep`` is an instance of :class:`Representation`."""
     if not isinstance(rep, Representation):
-        raise TypeError(f"{argument}: expected a Representation such as lieattn.reps.Vector(3), got {rep!r}")
+        raise TypeError(f"{argument}: expected a Representation such as reps.Vector(3) or Irreps('1o'), got {rep!r}")
 
 
 def check_orthogonal(argument: str, matrices: Tensor) -> None:

@@ -274,9 +274,9 @@ class PointBatchNorm(_Affine):
     """Batch normalization over all points and frames of a batch of clouds, as in the code of LieConv.
 
     The output is (x - mean) / sqrt(max(variance, eps)) times a gain plus a shift. The variance is the population
-    variance, also in the running average. A batch without points does not change the running statistics. In training
-    with several processes, the statistics are those of the points of all processes, as for one process with the whole
-    batch.
+    variance, and the running average is that of the sample variance. A batch without points does not change the running
+    statistics. In training with several processes, the statistics are those of the points of all processes, as for one
+    process with the whole batch.
 
     **Equivariance.** That of :class:`CloudNorm`.
 
@@ -305,7 +305,7 @@ class PointBatchNorm(_Affine):
             wide = (x if x.dtype == torch.float64 else x.float()).reshape(-1, x.shape[-1])
             mean, variance, rows = _moments(wide)
             if rows and not region.get().again:
-                _follow(self, mean, variance, self.momentum)
+                _follow(self, mean, variance * (rows / max(rows - 1, 1)), self.momentum)
         normal = (x - mean) * torch.rsqrt(variance.clamp(min=self.eps))
         return normal.to(x.dtype) * self.weight + self.bias
 

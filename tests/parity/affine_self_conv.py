@@ -19,7 +19,6 @@ from lieattn.nn import AffineSelfConvolution, GroupSqueezeExcite, SimpleAffineSe
 from lieattn.nn.relative import RelativePositionTable
 from tests.parity import files
 
-DTYPES = (torch.float64, torch.float32)
 # In float32 a network rounds in every layer, not only its input.
 ROUNDINGS = 8
 ROT = np.array([[0, -1], [1, 0]])
@@ -34,7 +33,7 @@ def check(path):
     case = files.text(arrays["case"])
     if case not in CASES:
         raise AssertionError(f"{path.name}: unknown case {case!r}; known are {sorted(CASES)}")
-    for dtype in DTYPES:
+    for dtype in files.dtypes(arrays):
         file = File(arrays, dtype)
         if case == "network" and dtype == torch.float32:
             file.conditioning = conditioning(arrays, case)

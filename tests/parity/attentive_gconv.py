@@ -30,15 +30,13 @@ from lieattn.ops import AttentionMaps, residual_branch
 from lieattn.viz import attention_picture
 from tests.parity import files
 
-DTYPES = (torch.float64, torch.float32)
-
 
 def check(path):
     arrays = files.load(path)
     case = files.text(arrays["case"])
     if case not in CASES:
         raise AssertionError(f"{path.name}: unknown case {case!r}; known are {sorted(CASES)}")
-    for dtype in DTYPES:
+    for dtype in files.dtypes(arrays):
         file = File(arrays, dtype)
         found = CASES[case](file)
         listed = arrays.get("outputs", [name for name in found if name in arrays])
@@ -101,7 +99,7 @@ class File:
         """Compare up to 1e-10 in float64, in float32 relative to ``size``, by default the largest expected entry."""
         found, expected = found.detach().double(), expected.detach().double()
         size = files.largest(expected) if size is None else size
-        allowed = 1e-10 if self.dtype == torch.float64 else 1e-5 * size
+        allowed = max(1e-10, files.ROUNDING * size) if self.dtype == torch.float64 else 1e-5 * size
         error = files.largest(found - expected)
         assert error <= allowed, f"{name} in {self.dtype}: error {error:.1e}, allowed {allowed:.1e}"
 

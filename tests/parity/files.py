@@ -6,7 +6,11 @@ import zipfile
 import zlib
 
 import numpy as np
+import torch
 
+# Rounding errors of a float64 evaluation, relative to the largest entry: where that is above 1e3, they may exceed an
+# absolute tolerance of 1e-10.
+ROUNDING = 1e-13
 # All other arrays of numbers are floating, also if they are stored as integers.
 INDICES = frozenset(
     {"chosen", "compose", "neighbour_index", "perm_fliplr", "perm_rot90", "probs_pixels", "start", "table", "table_eq"}
@@ -56,6 +60,17 @@ def read(path):
         if array.ndim == 0:
             settings.setdefault(name, array)
     return arrays, Named(path.name, {name: plain(value) for name, value in settings.items()})
+
+
+def single(arrays):
+    """Return whether a file has no array of numbers in double precision, so that its results are rounded to single."""
+    sizes = [array.dtype.itemsize for array in arrays.values() if array.dtype.kind == "f" and array.ndim]
+    return max(sizes, default=8) < 8
+
+
+def dtypes(arrays):
+    """Return the precisions in which the results of a file are compared."""
+    return (torch.float32,) if single(arrays) else (torch.float64, torch.float32)
 
 
 def gradients(arrays):

@@ -27,7 +27,7 @@ def check(path):
     kind = meta.get("kind")
     if kind not in KINDS:
         raise AssertionError(f"{path.name}: unknown kind {kind!r}; known are {sorted(KINDS)}")
-    for dtype in (torch.float64, torch.float32):
+    for dtype in files.dtypes(arrays):
         KINDS[kind](arrays, meta, dtype)
 
 

@@ -7,6 +7,7 @@ points with a fiber of 1. For the kind ``attention``, padded receivers are point
 kinds they are left out, since no valid point depends on them.
 """
 
+import copy
 import re
 
 import numpy as np
@@ -212,6 +213,9 @@ def check_finite_se2(arrays, meta):
         if f"{name}_W1" in arrays:
             first, second = (torch.nn.Linear(*arrays[f"{name}_W{k}"].shape[::-1]) for k in (1, 2))
             setattr(model, name, torch.nn.Sequential(first, torch.nn.ReLU(), second))
+    if seeds:
+        decoders = len({name.split(".")[0] for name in arrays if name.startswith("decoder")})
+        model.decoder = _Decoders(copy.deepcopy(model.decoder) for _ in range(decoders))
     load(model.double(), _finite_se2_parameters(arrays, layers))
     graph = model.geometry(point_clouds(tensor(arrays["positions"]), mask=padded.mask))
     with torch.no_grad():
@@ -225,6 +229,15 @@ def check_finite_se2(arrays, meta):
     if "pair" in arrays:
         _check_finite_se2_pairs(arrays, meta, padded, graph)
     compare("prediction", prediction.reshape(arrays["prediction"].shape), arrays["prediction"], meta)
+
+
+class _Decoders(torch.nn.ModuleList):
+    """Any number of decoders in place of the one of the library."""
+
+    def forward(self, x, keys):
+        for decoder in self:
+            x = decoder(x, x)
+        return x
 
 
 def fields_of(blocks, call):
@@ -270,7 +283,9 @@ def _finite_se2_parameters(arrays, layers):
     parameters["seeds"] = seeds.reshape(-1, seeds.shape[-1])
     queries = [name for name in arrays if name.endswith("query_W")]
     pool = next(name for name in queries if not name.startswith(("layer", "decoder"))).removesuffix("query_W")
-    for theirs, ours in ((pool, "pool"), ("decoder0.", "decoder")):
+    decoders = sorted(name.removesuffix(".query_W") for name in queries if name.startswith("decoder"))
+    places = {pool: "pool"} | {f"{name}.": f"decoder.{name.removeprefix('decoder')}" for name in decoders}
+    for theirs, ours in places.items():
         parameters |= _set_projections(arrays, theirs, f"{ours}.attend")
     return parameters | linear(arrays, "head", "head")
 
@@ -299,6 +314,7 @@ def network(arrays, meta, clouds=None):
     order = files.choose("readout", meta["readout"], {"lieconv": "point_first", "model_1": "pool_first"})
     point_first = order == "point_first"
     last = "readout_b" if point_first else "head_b3"
+    norms = {} if point_first else head_norms(arrays)
     model = LieTransformer(
         arrays["embed_W"].shape[1],
         len(arrays[last]),
@@ -324,10 +340,12 @@ def network(arrays, meta, clouds=None):
             order=order,
             pool=meta["pool"],
             # The authors also build one for the point-wise read-out, and do not use it.
-            norm=not point_first and (meta["output_norm"] == "layer" or bool(head_norms(arrays))),
+            norm=not point_first and (meta["output_norm"] == "layer" or bool(norms)),
             activation=meta["activation"],
         ),
     ).double()
+    if any("running" in name for name in norms):
+        model.head.norms = torch.nn.ModuleList(torch.nn.BatchNorm1d(len(arrays["embed_b"])).double() for _ in range(3))
     for norm in model.head.norms:
         norm.eps = meta["norm_eps"]
     parameters = linear(arrays, "embed", "embed")
@@ -337,7 +355,7 @@ def network(arrays, meta, clouds=None):
     if point_first:
         parameters |= linear(arrays, "readout", "head.linears.0")
     else:
-        parameters |= head_norms(arrays)
+        parameters |= norms
     for number in () if point_first else (1, 2, 3):
         parameters[f"head.linears.{number - 1}.weight"] = tensor(arrays[f"head_W{number}"])
         parameters[f"head.linears.{number - 1}.bias"] = tensor(arrays[f"head_b{number}"])
@@ -345,7 +363,7 @@ def network(arrays, meta, clouds=None):
 
 
 NORM_PARTS = {"gain": "weight", "weight": "weight", "gamma": "weight", "scale": "weight"}
-NORM_PARTS |= {"bias": "bias", "beta": "bias", "shift": "bias"}
+NORM_PARTS |= {"bias": "bias", "beta": "bias", "shift": "bias", "mean": "running_mean", "var": "running_var"}
 
 
 def head_norms(arrays):
@@ -373,7 +391,7 @@ def lift_of(arrays, meta, clouds):
 
 def check_model(arrays, meta):
     padded, _, pairs = check_pairs(arrays, meta)
-    model = network(arrays, meta)
+    model = network(arrays, meta).train(bool(meta.get("training", False)))
     data = Data(x=padded.points(arrays["features"]))
     with torch.no_grad():
         graph = model.geometry(point_clouds(positions(arrays, meta), mask=padded.mask))

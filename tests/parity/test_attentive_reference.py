@@ -288,6 +288,14 @@ def test_gradients_that_vanish(name, group, tmp_path):
             passes(tmp_path, {**arrays, gradient: arrays[gradient] + 1e-3})
 
 
+def test_large_numbers_are_compared_up_to_rounding(tmp_path):
+    arrays = case("gconv", "p4", (4, 4), 3, measure=1.0)
+    large = arrays | {name: 1e6 * arrays[name] for name in ("x", "out")}
+    passes(tmp_path, large)
+    with pytest.raises(AssertionError, match=r"out in torch\.float64"):
+        passes(tmp_path, {**large, "out": large["out"] + 1e-4})
+
+
 def test_gradients_of_a_dense_block(tmp_path):
     """Gradients are computed by complex steps. Their names end like those of layers and normalizations."""
     a = dense_case("p4", 2, 1)

@@ -71,6 +71,7 @@ FORMS = {
     "numbers as floats": of_kinds("ib", lambda array: array.astype(">f4")),
     "small numbers": of_kinds("ib", lambda array: array.astype(np.int32)),
     "scalars": without_meta,
+    "single precision": of_kinds("f", lambda array: array.astype(np.float32)),
     "no lists": lambda arrays: {name: array for name, array in arrays.items() if name not in ("outputs", "gradients")},
 }
 

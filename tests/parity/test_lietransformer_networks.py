@@ -92,19 +92,34 @@ def normalized(a, name, x, eps=1e-5):
     return centered / np.sqrt(x.var(-1, keepdims=True) + eps) * a[f"{name}_gain"] + a[f"{name}_bias"]
 
 
+def batch_normalized(a, name, x, mask, meta, least=np.maximum):
+    """Normalize over the rows of a mask; others are 0 before. ``least`` keeps eps below or adds it to the variance."""
+    x = np.where(mask[..., None], x, 0)
+    mean, variance = x[mask].mean(0), x[mask].var(0)
+    if not meta.get("training"):
+        mean, variance = (a[f"{name}_running_{part}"] for part in ("mean", "var"))
+    return (x - mean) / np.sqrt(least(variance, meta["norm_eps"])) * a[f"{name}_gain"] + a[f"{name}_bias"]
+
+
 def blocks_of(a, meta, f, pair):
     """Return the fields after each block."""
-    fields, eps = [], meta["norm_eps"]
+    fields, kind = [], meta["block_norm"]
     for number in range(meta["layers"]):
         own = {name.removeprefix(f"block{number}."): array for name, array in a.items()}
         own |= {"pair": pair, "mask": np.repeat(a["mask"], meta["lift_samples"], axis=1)}
-        pre, post = meta["block_norm"] == "layer_pre", meta["block_norm"] == "layer_post"
-        y = attend(own, meta, normalized(own, "norm_attn", f, eps) if pre else f)[2]
-        f = f + (normalized(own, "norm_attn", y, eps) if post else y)
-        y = normalized(own, "norm_mlp", f, eps) if pre else f
+
+        def norm(where, name, x, own=own):
+            if not kind.endswith(where):
+                return x
+            if kind.startswith("batch"):
+                return batch_normalized(own, name, x, own["mask"], meta)
+            return normalized(own, name, x, meta["norm_eps"])
+
+        f = f + norm("post", "norm_attn", attend(own, meta, norm("pre", "norm_attn", f))[2])
+        y = norm("pre", "norm_mlp", f)
         for k in (1, 2):
             y = swish(y @ own[f"mlp_W{k}"].T + own[f"mlp_b{k}"])
-        f = f + (normalized(own, "norm_mlp", y, eps) if post else y)
+        f = f + norm("post", "norm_mlp", y)
         fields.append(f)
     return fields
 
@@ -121,7 +136,10 @@ def read_out(a, meta, f):
         return pooled(a, meta, affine(a, "readout", swish(f)))
     y = pooled(a, meta, f)
     for k in (1, 2, 3):
-        y = normalized(a, f"head_norm{k}", y, meta["norm_eps"]) if meta["output_norm"] == "layer" else y
+        if meta["output_norm"] == "batch":
+            y = batch_normalized(a, f"head_norm{k}", y, np.ones(len(y), bool), meta, np.add)
+        elif meta["output_norm"] == "layer":
+            y = normalized(a, f"head_norm{k}", y, meta["norm_eps"])
         y = swish(y) @ a[f"head_W{k}"].T + a[f"head_b{k}"]
     return y
 
@@ -164,14 +182,21 @@ def model_case(group, samples=1, kernel="mlp", normalisation="softmax", seed=0, 
         for k in (1, 2):
             own |= {f"mlp_W{k}": rng.normal(size=(C, C)) / 3, f"mlp_b{k}": rng.normal(size=C)}
         for norm in ("norm_attn", "norm_mlp") if meta["block_norm"] != "none" else ():
-            own |= {f"{norm}_gain": rng.normal(size=C), f"{norm}_bias": rng.normal(size=C)}
+            own |= norm_arrays(rng, norm, meta["block_norm"].startswith("batch") and not meta.get("training"))
         a |= {f"block{number}.{name}": array for name, array in own.items()}
     a |= {"readout_W": rng.normal(size=(2, C)), "readout_b": rng.normal(size=2)} if meta["readout"] == "lieconv" else {}
     for k, width in () if meta["readout"] == "lieconv" else ((1, C), (2, C), (3, 5)):
         a |= {f"head_W{k}": rng.normal(size=(width, C)) / 3, f"head_b{k}": rng.normal(size=width)}
-        if meta["output_norm"] == "layer":
-            a |= {f"head_norm{k}_gain": rng.normal(size=C), f"head_norm{k}_bias": rng.normal(size=C)}
+        if meta["output_norm"] != "none":
+            a |= norm_arrays(rng, f"head_norm{k}", meta["output_norm"] == "batch")
     return a, meta
+
+
+def norm_arrays(rng, name, statistics):
+    a = {f"{name}_gain": rng.normal(size=C), f"{name}_bias": rng.normal(size=C)}
+    if statistics:
+        a |= {f"{name}_running_mean": rng.normal(size=C), f"{name}_running_var": 0.5 + rng.random(size=C)}
+    return a
 
 
 def finished_model(*args, **options):
@@ -194,6 +219,8 @@ CASES = {
     "SO2": (("SO2",), {"squash": "tanh"}),
     "RxSO2, head norm": (("RxSO2",), {"output_norm": "layer"}),
     "SE2 with half turns": (("SE2", 2), {"block_norm": "layer_post"}),
+    "T3, batch norms": (("T3",), {"block_norm": "batch_pre", "output_norm": "batch", "pool": "max"}),
+    "SE2 in training": (("SE2", 2), {"block_norm": "batch_post", "training": True}),
     "SE2, 5 frames": (("SE2", 5, "2212", "mean"), {}),
     "SE2grid": (("SE2grid", 3, "relative_position", "mean"), {"pool": "max"}),
     "SE3": (("SE3", 2, "1231", "softmax"), {"squash": "tanh"}),
@@ -295,7 +322,7 @@ def finite_layer(a, prefix, f, pair, valid, norm, mean):
     return normalized(a, f"{prefix}norm1", o) if norm else o
 
 
-def finite_case(readout, content, rotations, similarity, norm, hidden=C):
+def finite_case(readout, content, rotations, similarity, norm, hidden=C, decoders=1):
     rng = np.random.default_rng(3)
     meta = {
         "kind": "finite_se2",
@@ -318,7 +345,8 @@ def finite_case(readout, content, rotations, similarity, norm, hidden=C):
     def linear(name, rows, columns, tag=""):
         a[f"{name}_W{tag}"], a[f"{name}_b{tag}"] = rng.normal(size=(rows, columns)) / 2, rng.normal(size=rows)
 
-    blocks = ["layer0.", "layer1."] + (["pool.", "decoder0."] if readout == "set_transf" else [])
+    set_blocks = ["pool.", *(f"decoder{k}." for k in range(decoders))]
+    blocks = ["layer0.", "layer1.", *(set_blocks if readout == "set_transf" else ())]
     for block in blocks:
         for name in ("query", "key", "value", "out"):
             linear(block + name, C, C)
@@ -368,7 +396,8 @@ def finish_finite(a, meta):
     if meta["readout"] == "set_transf":
         seeds = np.broadcast_to(a["pool_seeds"], (CLOUDS, 2, C))
         y = set_attention(a, "pool.", seeds, f, valid, norm)
-        y = set_attention(a, "decoder0.", y, y, np.ones(y.shape[:2], bool), norm)
+        for decoder in sorted({name.split(".")[0] for name in a if name.startswith("decoder")}):
+            y = set_attention(a, f"{decoder}.", y, y, np.ones(y.shape[:2], bool), norm)
         a["prediction"] = affine(a, "head", y)
     else:
         y = (f * valid[..., None]).mean(1)
@@ -381,6 +410,8 @@ def finish_finite(a, meta):
     [
         ("set_transf", "constant", 4, "softmax", False),
         ("set_transf", "centroidal", 3, "mean", True),
+        ("set_transf", "centroidal", 2, "softmax", True, C, 3),
+        ("set_transf", "constant", 3, "mean", False, C, 0),
         ("only_eqv_sa", "centroidal", 5, "softmax", True),
         ("only_eqv_sa", "pairwise_distances", 2, "mean", True),
         ("only_eqv_sa", "pairwise_distances", 3, "softmax", False, 5),

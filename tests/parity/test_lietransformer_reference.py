@@ -218,14 +218,13 @@ def with_gradients(arrays, meta, scale):
     return {**arrays, "cotangent": cotangent, **gradients}
 
 
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 100.0])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e6])
 @pytest.mark.parametrize(
     "case", [("dot_product_only", "softmax"), ("1212", "softmax"), ("mlp", "softmax"), ("mlp", "mean")]
 )
 def test_gradients_that_vanish(case, scale, tmp_path):
     """Under a softmax a bias of the keys has no effect; its gradient in float32 is a rounding error."""
     arrays, meta = finished_layer(*case, g=2, sizes=(3, 2))
-    meta["tol"] = 1e-10 * max(1.0, scale)
     arrays = with_gradients(arrays, meta, scale)
     gradients = {name: np.abs(array).max() for name, array in arrays.items() if name.startswith("grad_")}
     largest = max(gradients.values())

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lieattn.geometry import AllPairs, PixelSquare, Radius, lift, pixel_positions
-from lieattn.groups import cyclic, tetrahedral
+from lieattn.groups import cyclic, tetrahedral, trivial
 from lieattn.nn import (
     AttentiveGroupConvolution,
     GridAttentiveConvolution,
@@ -353,12 +353,14 @@ def test_operators_on_clouds_must_move_along():
             self.frame, self.weight = frame, torch.nn.Parameter(torch.ones(()))
 
         def forward(self, responses, graph):
-            seen = responses if self.frame is None else responses[:, :1]
-            return (self.weight * seen).tanh().mean(-1, keepdim=True)
+            seen = responses[:, :1] if self.frame == 0 else responses
+            level = (self.weight * seen).tanh().mean(-1, keepdim=True)
+            return level * graph.pos.norm(dim=1).view(-1, 1, 1, 1, 1) if self.frame == "origin" else level
 
     kernel = NetworkKernel(cyclic(4), 2, 3)
     AttentiveGroupConvolution(kernel, attention=Seen(None))
-    with pytest.raises(ValueError, match="attention: expected maps that move with the group"):
-        AttentiveGroupConvolution(kernel, attention=Seen(0))
+    for kernel_of, seen in ((kernel, 0), (kernel, "origin"), (NetworkKernel(trivial(2), 2, 3), "origin")):
+        with pytest.raises(ValueError, match="attention: expected maps that move with the group"):
+            AttentiveGroupConvolution(kernel_of, attention=Seen(seen))
     with pytest.raises(ValueError, match="spatial: expected a kernel for C4 with 2 input and 3 output channels"):
         AttentiveGroupConvolution(kernel, spatial=NetworkKernel(cyclic(4), 2, 1))

@@ -69,8 +69,8 @@ class AttentiveGroupConvolution(TiedWeights):
         input that all output channels share; ``"pose"`` (α_RH): co-attention to the frames of the input; or your own
         operator, for example a module, that maps the responses ``[points, fiber, frames, out, in]`` and the graph to a
         tensor in place of α_X α_C, which must broadcast to the shape of the responses. The equivariance of A above, the
-        condition of Theorem 1, is tested on random responses for all elements of the group, with random parameters of a
-        module; ValueError is raised if it fails.
+        condition of Theorem 1, is tested on random responses for all elements of the group and random translations,
+        with random parameters of a module; ValueError is raised if it fails.
     hidden
         Hidden width of the channel attention; half the input channels if absent (for lifting, all of them).
     spatial
@@ -338,6 +338,7 @@ def _check_operator(kernel: ConvolutionKernel, attention: Operator) -> None:
         return x if kernel.lifting else x[:, :, group.permutation(h)]
 
     def maps(h: int) -> Tensor:
-        return attention(moved(h, responses), lift(group.act(h, pos), group, AllPairs()))
+        shift = torch.randn(group.dim, generator=generator, dtype=torch.float64)
+        return attention(moved(h, responses), lift(group.act(h, pos) + shift, group, AllPairs()))
 
     check_moves_along(group, shape, maps, moved)

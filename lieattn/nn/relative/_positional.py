@@ -46,7 +46,7 @@ class FiberEncoding(KeptTables):
     table
         Another table, int64 for (query, key) or (output, query, key) frames. It is equivariant if its entries are
         functions of relative frames, such as g⁻¹ m or, with the output frame h, h⁻¹ m. Eq. 16 of GSA-Nets as printed
-        is not: its h⁻¹ g⁻¹ m has errors of 0.06 to 0.14 for C4, C8, D4 and D1.
+        is not: its h⁻¹ g⁻¹ m has errors of 0.03 to 0.55 of the largest output for C4, C8, D4, D1 and random weights.
     """
 
     table: Tensor
@@ -151,7 +151,8 @@ class CoordinateEncoding(KeyEncoding):
     absolute
         Whether to encode the position of the key about the origin, h_a⁻¹ x_j / length. This is equivariant to H only:
         translations change the output (GSA-Nets, Proposition 4.2). Eqs. 4 and 10 add the encoding to the query too,
-        as :class:`lieattn.nn.GroupSelfAttention` does with ``encoded="features"``.
+        as :class:`lieattn.nn.GroupSelfAttention` does with ``encoded="features"``. With random weights, outputs
+        without it differ by 0.1 to 0.7 of the largest output.
     """
 
     def __init__(

@@ -461,7 +461,7 @@ def test_models_and_data_sets_are_listed_by_their_classes(capsys):
     assert main(["models"]) == 0
     told = capsys.readouterr().out
     for name in ("GSANet", "LieTransformer", "FramewiseTransformer", "AffineSelfConvNet", "SE3Transformer"):
-        assert re.search(rf"^  {name} +\S.*(\n .*)*\n +Exact: ", told, re.MULTILINE), name
+        assert re.search(rf"^  {name} +\S.*(\n .*)*\n +Equivariance: ", told, re.MULTILINE), name
     assert not re.search(r"Wrapper|^  (Network|EquivariantModule) ", told, re.MULTILINE)
     assert main(["datasets"]) == 0
     listed = capsys.readouterr().out

@@ -57,7 +57,7 @@ def _trained(name: str) -> str:
             title: ", ".join(f"{key} {value:,}" for key, value in cards[title]["test"].items()) for title in cards
         }
         rows = {
-            title: [card["task"], f"Test: {figures[title]}", f"Exact: {card['guarantee']}"]
+            title: [card["task"], f"Test: {figures[title]}", f"Guarantee: {card['guarantee']}"]
             for title, card in cards.items()
         }
         more = "To load one: lieattn.load(NAME). To show its card: lieattn models --trained NAME"
@@ -109,7 +109,7 @@ def _is_abstract(classes: Sequence[ast.ClassDef]) -> bool:
 
 def _of_model(text: str) -> list[str]:
     promise = _EQUIVARIANCE.search(text)
-    return [_first(text), *([f"Exact: {_plain(promise[1])}"] if promise else [])]
+    return [_first(text), *([f"Equivariance: {_plain(promise[1])}"] if promise else [])]
 
 
 def _of_data(path: str, text: str) -> list[str]:

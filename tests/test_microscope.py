@@ -774,7 +774,7 @@ def test_the_command_draws_trained_networks(tmp_path, monkeypatch, capsys):
     for arguments, told in (
         (["--layer", "9", "--view", "field"], "layer: expected one of 0 (lifting)"),
         (["--view", "everything"], "argument --view: invalid choice: 'everything'"),
-        (["--out", "p.xyz"], "argument --out: expected a file .png, .gif, .html, or a folder, got 'p.xyz'"),
+        (["--out", "p.xyz"], "argument --out: expected a file .png, .pdf, .svg, .gif, .html, or a folder, got 'p.xyz'"),
     ):
         assert main(["picture", "digits-c8", *arguments]) == 2
         assert told in capsys.readouterr().err

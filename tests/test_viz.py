@@ -48,6 +48,12 @@ def test_pictures_in_threads_and_files(tmp_path):
     assert first.read_bytes().startswith(b"\x89PNG")
 
 
+def test_fonts_in_pdf_files_are_those_that_journals_accept(tmp_path):
+    written = viz.save(viz.accuracy_by_angle({"one": ([0.0, 1.0], [0.5, 0.6])}), tmp_path / "chart.pdf").read_bytes()
+    assert b"/TrueType" in written or b"/Type0" in written
+    assert b"/Type3" not in written
+
+
 def test_accuracy_by_angle():
     angles = np.deg2rad([0, 90, 45])
     figure = viz.accuracy_by_angle({"Z2": (angles, [1.0, 0.2, 0.3]), "C4": (angles, [0.9, 0.9, 0.2])}, "digits")

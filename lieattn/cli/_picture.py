@@ -26,8 +26,8 @@ from lieattn.io import load, trained_cards
 from lieattn.train import UsageError, load_network, read_checkpoint, short_message
 
 _OUT = Path("pictures")
-_SUFFIXES = (".png", ".gif", ".html")
 _OF_FIGURES = (".png", ".pdf", ".svg")
+_SUFFIXES = (*_OF_FIGURES, ".gif", ".html")
 _CHOICES = ("view", "point", "layer", "frame", "head", "channel")  # options that the microscope takes
 
 
@@ -96,7 +96,7 @@ def _parser(name: str) -> ArgumentParser:
     )
     add("--head", type=natural, help="index of the attention head (default: the mean over heads)")
     add("--channel", type=natural, help="index of the channel of the field (default: the norm over channels)")
-    told = f"file .png, .gif (animated) or .html (interactive), or a folder (default {_OUT})"
+    told = f"file .png, .pdf, .svg, .gif (animated) or .html (interactive), or a folder (default {_OUT})"
     add("--out", type=partial(_out, _SUFFIXES), default=_OUT, metavar="FILE|DIR", help=told)
     return parser
 

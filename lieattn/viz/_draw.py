@@ -112,11 +112,14 @@ def save(figure: Figure, path: str | Path) -> Path:
 
 def save_picture(figure: Figure, path: Path, others: tuple[str, ...] = ()) -> Path:
     """Do what :func:`save` does. Errors also name ``others``, the formats that the caller writes itself."""
+    from matplotlib import rc_context
+
     formats = figure.canvas.get_supported_filetypes()
     if path.suffix.removeprefix(".").lower() not in formats:
         known = ", ".join(sorted({*formats, *others}))
         raise ValueError(f"path: expected a name that ends in one of {known}, got {path.name!r}")
-    with replacing(path) as part:
+    # Journals refuse the Type 3 fonts that matplotlib writes by default.
+    with rc_context({"pdf.fonttype": 42, "ps.fonttype": 42}), replacing(path) as part:
         figure.savefig(part, dpi=figure.dpi, format=path.suffix.removeprefix(".") or None)
     return path
 

@@ -348,6 +348,17 @@ def test_principal_frames_are_elements_with_all_signs(frames, name):
     assert (torch.linalg.det(proper) > 0).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_close_neighbors_on_a_line_do_not_give_an_axis_beside_it(dtype):
+    """The direction to a close neighbor is inexact, so that far points of the line seem to lie beside it."""
+    steps = torch.tensor([-4.0, -3.9, -0.4, 0.0, 0.3, 2.9, 3.0], dtype=F64)[:, None]
+    for seed in range(10):
+        direction = torch.randn(3, generator=generator(seed), dtype=F64)
+        pos = (steps * direction / direction.norm()).to(dtype)
+        frames = quietly(lift_to, pos, SPACES["SE(3)"], PrincipalFrames("neighborhood"), Radius(1.0)).frames
+        assert ((frames[:, :1].mT @ frames[0, 0]).abs() - torch.eye(3)).abs().max() < 4000 * torch.finfo(dtype).eps
+
+
 def test_principal_frames_diagonalize_the_weighted_covariance():
     space, pos = SPACES["SE(3)"], random_points(SPACES["SE(3)"], 12)
     mass = torch.rand(12, generator=generator(6), dtype=F64)

@@ -116,10 +116,14 @@ class Completed(NamedTuple):
     tied: Tensor
 
 
-def completed_axes(axes: Tensor, isolated: Tensor, rows: Tensor, candidates: Sequence[Candidates]) -> Completed:
+def completed_axes(
+    axes: Tensor, isolated: Tensor, rows: Tensor, candidates: Sequence[Candidates], error: Tensor | float = 0.0
+) -> Completed:
     """Return axes: isolated ones first, then axes to the farthest candidates.
 
     Each set of candidates is used for those of the ``rows`` ``[rows]`` in which the previous set determines no axis.
+    ``error`` ``[rows]`` is the angle by which rounding turns isolated axes, so that candidates on them seem to lie
+    beside them.
     """
     k = axes.shape[-1]
     order = (~isolated).long().argsort(dim=-1, stable=True)
@@ -127,6 +131,7 @@ def completed_axes(axes: Tensor, isolated: Tensor, rows: Tensor, candidates: Seq
     number = isolated.sum(-1)
     columns: list[Tensor] = []
     across, tied = torch.zeros_like(axes.detach()), torch.full_like(number, -1)
+    error = torch.as_tensor(error, dtype=axes.dtype, device=axes.device).expand(len(rows))
     for m in range(k):
         found = torch.stack(columns, dim=-1) if columns else axes[..., :0]
         column = axes[..., m]
@@ -135,7 +140,8 @@ def completed_axes(axes: Tensor, isolated: Tensor, rows: Tensor, candidates: Seq
             if len(open_rows) == 0:
                 break
             least = 0.0 if level == len(candidates) - 1 else _ON_AXIS
-            directions, known, several = _farthest(candidate, rows[open_rows], found[open_rows], least)
+            parts = rows[open_rows], found[open_rows], least, error[open_rows]
+            directions, known, several = _farthest(candidate, *parts)
             column = column.index_put((open_rows[known],), directions[known])
             if m < k - 1:  # the last axis is determined by the others, up to its sign
                 tied[open_rows[several]] = torch.where(tied[open_rows[several]] < 0, m, tied[open_rows[several]])
@@ -164,7 +170,9 @@ def _refined(moments: Tensor, axes: Tensor, isolated: Tensor) -> Tensor:
     return axes + axes @ torch.where(turns, turned, excess / 2)
 
 
-def _farthest(candidates: Candidates, rows: Tensor, found: Tensor, least: float) -> tuple[Tensor, Tensor, Tensor]:
+def _farthest(
+    candidates: Candidates, rows: Tensor, found: Tensor, least: float, error: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return unit vectors ``[rows, k]`` to the farthest candidates, perpendicular to the axes found, and two masks.
 
     The masks of rows have a farthest candidate, and several of them in different directions.
@@ -174,7 +182,7 @@ def _farthest(candidates: Candidates, rows: Tensor, found: Tensor, least: float)
         for number, place, noise in candidates.of(rows):
             part, start = slice(start, start + len(noise)), start + len(noise)
             vectors = candidates.seen(number, rows[part][place])
-            first, known, several = _first_farthest(vectors, place, noise, found[part], least)
+            first, known, several = _first_farthest(vectors, place, noise, found[part], least, error[part])
             numbers.append(number[first[known]])
             masks.append(known)
             ties.append(several)
@@ -188,7 +196,7 @@ def _farthest(candidates: Candidates, rows: Tensor, found: Tensor, least: float)
 
 
 def _first_farthest(
-    vectors: Tensor, row: Tensor, noise: Tensor, found: Tensor, least: float
+    vectors: Tensor, row: Tensor, noise: Tensor, found: Tensor, least: float, error: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the place of the first of the farthest vectors of each row, and the masks of :func:`_farthest`."""
     rows = len(found)
@@ -201,7 +209,7 @@ def _first_farthest(
     place = torch.arange(len(row), device=row.device)
     first = torch.full((rows,), len(row), dtype=torch.int64, device=row.device)
     first.scatter_reduce_(0, row[tied], place[tied], "amin")
-    known = farthest > torch.maximum(least * extent, _NOISE * noise)
+    known = farthest > torch.maximum(least * extent, _NOISE * torch.maximum(noise, error * extent))
     apart = torch.linalg.vector_norm(across[tied] - across[first[row[tied]]], dim=-1)
     return first, known, known & (_largest(apart, row[tied], rows) > 2 * margin)
 

@@ -106,7 +106,7 @@ class PrincipalFrames(CheckedFrames):
             rows = (~isolated.all(-1)).nonzero()[:, 0]
             if len(rows):
                 _warn(self, data.moments[rows])
-                completed = completed_axes(axes[rows], isolated[rows], rows, data.candidates)
+                completed = completed_axes(axes[rows], isolated[rows], rows, data.candidates, data.error[rows])
                 axes = axes.index_put((rows,), completed.axes)
                 if (axes.requires_grad or transformed()) and not torch.compiler.is_compiling():
                     cloud = clouds.batch[rows] if data.per_point else rows
@@ -167,7 +167,7 @@ class PrincipalFrames(CheckedFrames):
                 moments, rows = basis.mT @ moments[clouds.batch] @ basis + mean @ mean.mT, clouds.batch
                 own = noise[rows]
             candidates = [Candidates(pos, clouds.batch, noise, rows, basis), *_input_vectors(sites, rows, basis)]
-            return _Data(above_rounding(own, moments), candidates, per_point=rows is not None)
+            return _Data(above_rounding(own, moments), candidates, rows is not None, own)
         target, seen = sites.neighbors.target, sites.neighbors.displacements(pos)
         weights = weights[sites.neighbors.source]
         if self.cutoff is not None:
@@ -181,16 +181,26 @@ class PrincipalFrames(CheckedFrames):
         if clouds.cell is None:
             candidates.append(Candidates(pos, clouds.batch, noise, clouds.batch, basis, center=pos))
         candidates += _input_vectors(sites, clouds.batch, basis)
-        return _Data(above_rounding(own, moments), candidates, per_point=True)
+        return _Data(above_rounding(own, moments), candidates, True, own)
 
 
 @dataclass(frozen=True, eq=False)
 class _Data:
-    """Float64 moments ``[rows, k, k]`` for the axes, and candidates for axes that these do not determine."""
+    """Float64 moments ``[rows, k, k]`` for the axes, and candidates for axes that these do not determine.
+
+    ``noise`` ``[rows]`` is the rounding error of the coordinates.
+    """
 
     moments: Tensor
     candidates: list[Candidates]
     per_point: bool
+    noise: Tensor
+
+    @property
+    def error(self) -> Tensor:
+        """Angle ``[rows]`` by which rounding turns the first axis; 0 if there is none."""
+        size = self.moments.detach().diagonal(dim1=-2, dim2=-1).sum(-1).sqrt()
+        return torch.where(size > 0, self.noise / torch.where(size > 0, size, 1.0), 0.0)
 
 
 def _input_vectors(sites: Sites, rows: Tensor | None, basis: Tensor | None) -> list[Candidates]:

@@ -21,6 +21,7 @@ from lieattn.groups import SE, SO, FiniteGroup, Translations, cyclic, octahedral
 from lieattn.models import (
     AffineNet,
     AttentionOptions,
+    AttentiveNet,
     ConvolutionOptions,
     DirectionConvNet,
     FiniteSE2Transformer,
@@ -69,6 +70,9 @@ MODELS = {
     ),
     "DirectionConvNet, O": lambda: steerable(partial(DirectionConvNet, octahedral())),
     "GSANet, T": lambda: GSANet(tetrahedral(), 2, 1, neighborhood=NEAR, channels=8, heads=2, blocks=(1,)),
+    "AttentiveNet, T": lambda: AttentiveNet(
+        tetrahedral(), 2, 1, neighborhood=NEAR, channels=4, layers=2, hidden=4, pool="sum"
+    ),
     "AffineNet, T": lambda: AffineNet(
         tetrahedral(), 2, 1, neighborhood=NEAR, channels=4, blocks=1, squeeze_excite=True, pool="sum"
     ),

@@ -54,6 +54,7 @@ from lieattn.models.published import PublishedCoordinates, published_kernel, pub
 from lieattn.nn import (
     AttentiveConvolution,
     BlockNorm,
+    FieldHead,
     GroupAttention,
     LieBottleneck,
     LieConvolution,
@@ -72,7 +73,7 @@ from lieattn.ops import (
     group_attention,
     head_networks,
 )
-from lieattn.reps import Vector
+from lieattn.reps import Irreps, Vector
 from lieattn.spaces import Euclidean, Orbits, PositionDirection, Sphere
 from lieattn.testing import assert_conforms, randomize, relative_error
 from tests.cases import of_edges, refuses
@@ -1062,6 +1063,9 @@ def test_vectors_on_the_sphere_are_tangent():
     out = network(cloud)
     assert out.norm() > 1e-3
     assert (out * pos).sum(1).abs().max() < 1e-14 * out.abs().max()
+    for head, normal in ((FieldHead(8, Vector(3)), False), (FieldHead(8, Irreps("1o")), True)):
+        share = (FieldModel(network, head).double().eval()(cloud) * pos).sum(1)
+        assert (share.abs().max() > 1e-3) == normal
     turn = SO(3).draw((), torch.Generator().manual_seed(0)).double()
     fields = {name: cloud[name] @ turn.T for name in ("pos", "wind", "sun", "gust")}
     torch.testing.assert_close(network(Data(x=cloud.x, **fields)), out @ turn.T, atol=1e-10, rtol=0)

@@ -105,6 +105,8 @@ class FieldHead(Recorded, nn.Module):
 
     .. math::  v(x) = \frac{1}{n} \sum_h \rho(h) \big( W_2 \, \sigma(W_1 F(x, h) + b_1) \big)
 
+    Vectors at points of a sphere are tangent to it: their normal part is removed. The type ``"1o"`` keeps it.
+
     **Equivariance.** If the field is translated by h in H, the result is multiplied by ρ(h).
 
     Parameters
@@ -150,6 +152,8 @@ class FieldHead(Recorded, nn.Module):
         """
         values = project_field(self.components(x), graph, self.rep)
         if self.cloud_pool is None:
+            if isinstance(self.rep, Vector) and isinstance(graph, LiftedGraph):
+                return graph.space.tangent(graph.pos, values[:, None])[:, 0]
             return values
         if not isinstance(graph, PointClouds):
             raise TypeError(
@@ -169,7 +173,7 @@ class FieldHead(Recorded, nn.Module):
 class VectorHead(FieldHead):
     """Head for vectors ``[points | clouds, outputs, dim]``, or ``[points | clouds, dim]`` if ``outputs`` is 1.
 
-    Vectors at points of a sphere are tangent to it: their normal part is removed.
+    Vectors at points of a sphere are tangent to it.
 
     **Equivariance.** If the field is translated by h in H, the vectors are multiplied by h.
 

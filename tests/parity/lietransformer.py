@@ -281,7 +281,7 @@ def _finite_se2_parameters(arrays, layers):
         return parameters | _two_linears(arrays, "head", "head")
     seeds = tensor(arrays["pool_seeds"])
     parameters["seeds"] = seeds.reshape(-1, seeds.shape[-1])
-    queries = [name for name in arrays if name.endswith("query_W")]
+    queries = [name for name in arrays if name.endswith("query_W") and not name.startswith("grad_")]
     pool = next(name for name in queries if not name.startswith(("layer", "decoder"))).removesuffix("query_W")
     decoders = sorted(name.removesuffix(".query_W") for name in queries if name.startswith("decoder"))
     places = {pool: "pool"} | {f"{name}.": f"decoder.{name.removeprefix('decoder')}" for name in decoders}
@@ -373,7 +373,7 @@ def head_norms(arrays):
         words = re.findall(r"[a-z]+|[0-9]+", name.lower())
         numbers = [int(word) for word in words if word.isdigit()]
         parts = [NORM_PARTS[word] for word in words if word in NORM_PARTS]
-        if "block" not in words and {"head", "norm", "ln"} & set(words) and numbers and parts:
+        if not {"block", "grad"} & set(words) and {"head", "norm", "ln"} & set(words) and numbers and parts:
             found.setdefault(numbers[-1], {})[parts[-1]] = tensor(array)
     parameters = {}
     for place, number in enumerate(sorted(found)):

@@ -111,7 +111,7 @@ def stored_pairs(arrays, padded, neighbors, samples):
     """Convert [b, N, N, g] of the file to ``[edges, fiber, fiber, g]``."""
     pair = tensor(arrays["pair"])
     clouds, size = arrays["mask"].shape
-    pair = pair.reshape(clouds, size, samples, size, samples, -1).transpose(2, 3)
+    pair = pair.reshape(clouds, size, samples, size, samples, pair.shape[-1]).transpose(2, 3)
     target, source = neighbors.target, neighbors.source
     return pair[padded.cloud[target], padded.slot[target], padded.slot[source]]
 

@@ -152,6 +152,14 @@ def test_batches_without_images(name, file):
     fails(check, {**arrays, weight: arrays[weight] + 1}, weight)
 
 
+@pytest.mark.parametrize("name", ["lietransformer/lift_se3_s2", "lietransformer/model_constellation_se2"])
+def test_lifts_without_clouds(name, file):
+    arrays, check = file
+    padded = [key for key in arrays if key != "meta" and len(arrays[key]) == 2 and not key.startswith("block")]
+    assert {"positions", "pair", "mask"} < set(padded)
+    check(arrays | {key: arrays[key][:0] for key in padded})
+
+
 def test_damaged_files_are_named_and_closed(tmp_path, pytestconfig):
     whole = pytestconfig.rootpath / "tests" / "goldens" / "gsa" / "lift_local_p4.npz"
     for system, size in itertools.product(test_parity.SYSTEMS, (0, 40, 3000)):

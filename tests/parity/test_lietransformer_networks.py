@@ -425,3 +425,12 @@ def test_finite_se2_like_the_goldens(options, tmp_path):
     arrays["prediction"] = arrays["prediction"] + 1e-8
     with pytest.raises(AssertionError, match="prediction: error"):
         lietransformer.check(write(tmp_path / "file.npz", arrays, meta))
+
+
+def test_gradients_are_not_taken_for_parameters(tmp_path):
+    """Gradients of networks are not compared. Their names contain those of the parameters, and may come before them."""
+    finite, settings = finite_case("set_transf", "constant", 2, "softmax", True)
+    finish_finite(finite, settings)
+    for arrays, meta in (finished_model("T2", output_norm="layer"), (finite, settings)):
+        gradients = {f"grad_{name}": np.ones(array.shape) for name, array in arrays.items()}
+        lietransformer.check(write(tmp_path / "file.npz", gradients | arrays, meta))

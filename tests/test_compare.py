@@ -365,6 +365,7 @@ def test_reports_of_the_documentation_are_read(path):
     report = json.loads(path.read_text())
     assert len(comparison(report).axes) >= 3
     assert all(row["model"] in tables(report) for row in report["summary"])
+    assert "others are as configured" in " ".join(tables(report).split())
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ class _Matcher:
         what = _UNITS[self.by].format(target)
         warn(
             f"models.{name}: cannot be matched to {what} within {100 * tolerance:g} %; the nearest are {nearest}, of "
-            f"which the first is used. Choose a smaller step, let other arguments adjust, or set match.to or "
+            f"which the first is used. Set a width or a smaller step, let other arguments adjust, or set match.to or "
             f"match.tolerance"
         )
         return reached[0]

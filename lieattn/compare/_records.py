@@ -209,7 +209,8 @@ def _parts(content: dict[str, Any]) -> list[str | list[list[str]]]:
         | {title: _change(kind, row) for kind, title in _KINDS.items()}
         for row in whole
     ]
-    remarks = f"{_RESULTS} {_COUNTED} The models were matched by the {_MATCHED[content['match']['by']]}."
+    matched = f"Models with chosen arguments were matched by the {_MATCHED[content['match']['by']]}"
+    remarks = f"{_RESULTS} {_COUNTED} {matched}, the others are as configured."
     slowed = {row["model"]: row["processor_share"] for row in rows if (row.get("processor_share") or 1.0) < _BUSY}
     if slowed and "seconds" in content["budget"] and "clock" not in content["budget"]:
         least = f"{', '.join(slowed)} had {100 * min(slowed.values()):.0f} % of a core during their seconds"

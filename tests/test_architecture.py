@@ -69,7 +69,7 @@ BUDGETS = {
     "bench": (1400, 6, 3),
     "certify": (2906, 10, 8),
     "cli": (2611, 10, 3),
-    "compare": (1718, 7, 16),
+    "compare": (1719, 7, 16),
     "geometry": (4527, 16, 43),
     "groups": (2048, 8, 35),
     "io": (1052, 6, 27),
@@ -84,7 +84,7 @@ BUDGETS = {
     "transforms": (431, 1, 0),
     "viz": (2820, 10, 13),
     "datasets": (8476, 30, 80),
-    "tests": (52598, 148, 0),
+    "tests": (52599, 148, 0),
     "examples": (3335, 32, 0),
 }
 ROOMS = frozenset({"__init__.py", "__main__.py", "ase.py", "torchsim.py", "transforms.py"})  # beside the packages

@@ -170,7 +170,7 @@ def ragged(group, sizes):
 @pytest.mark.parametrize("lifting", [False, True])
 @pytest.mark.parametrize("kind", ["full", "channel", "spatial"])
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
-def test_kernels_on_clouds_agree_with_plain_maths(sizes, kind, lifting, monkeypatch):
+def test_kernels_on_clouds_agree_with_plain_torch(sizes, kind, lifting, monkeypatch):
     """Means over two kinds of neighbors; with ψ of all outputs, in factors, and in parts that are recomputed."""
     group = tetrahedral()
     graph = ragged(group, sizes)

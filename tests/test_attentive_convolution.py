@@ -149,7 +149,7 @@ def test_operator_computes_the_formulas_of_the_paper(kind, way, dtype):
     ids=str,
 )
 @every_kind
-def test_fast_gradients_are_those_of_plain_maths(kind, sizes, dtype):
+def test_fast_gradients_are_those_of_plain_torch(kind, sizes, dtype):
     pad = sizes.get("pad", 1)
     tensors = operands(dihedral(2), dtype=dtype, **{name: size for name, size in sizes.items() if name != "pad"})
     used = [t for name, t in tensors.items() if not (kind == "spatial" and name in ("first", "second"))]

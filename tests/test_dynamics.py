@@ -406,8 +406,8 @@ def test_gradients_are_vectors_on_average_without_dilations():
 
 
 @pytest.mark.parametrize("kind", [DirectionConvNet, FramewiseTransformer])
-def test_losses_on_forces_have_the_gradients_of_plain_maths(kind):
-    """By the way that the library chooses, by kernels as far as there are any, and by plain maths alone."""
+def test_losses_on_forces_have_the_gradients_of_plain_torch(kind):
+    """By the way that the library chooses, by kernels as far as there are any, and by plain torch alone."""
     pos = 1.4 * torch.randn(9, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     data = Data(x=torch.eye(3, dtype=torch.float64).repeat(3, 1), pos=pos, batch=torch.arange(9) // 5)
     options = {"neighborhood": Radius(4.0), "channels": 8, "layers": 1, "pool": "sum"}

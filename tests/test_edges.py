@@ -160,7 +160,7 @@ def test_messages_of_given_kernels_are_those_of_the_formula(case, machine, launc
 
 
 def test_messages_of_moving_points_by_kernels(monkeypatch, launched):
-    """Second derivatives are those of kernels, and third ones those of plain maths."""
+    """Second derivatives are those of kernels, and third ones those of plain torch."""
     monkeypatch.setattr(_edges, "_CACHED", 2**21)
     neighbors = random_lists(6, 40)
     operands = drawn(DOUBLE, (40, 2, 6), (4, 6), (6, 2, 4))
@@ -277,7 +277,7 @@ def test_gradients_of_some_operands_are_those_of_all(launched):
     out = edge_messages(units, last, x * 1, neighbors).square().sum()
     every = torch.autograd.grad(out, [*operands, last, x], retain_graph=True)
     for operand, wanted in zip([*operands, last, x], every, strict=True):
-        for again in (False, True):  # by kernels, and by plain maths
+        for again in (False, True):  # by kernels, and by plain torch
             (found,) = torch.autograd.grad(out, operand, retain_graph=True, create_graph=again)
             assert relative_error(found, wanted) < 1e-12
     assert set(launched) == {f"run_{what}{way}" for what in ("units", "messages", "gated") for way in ("", "_backward")}
@@ -358,7 +358,7 @@ def test_results_do_not_depend_on_the_number_of_threads(monkeypatch):
 @pytest.mark.parametrize(
     "case", ["plain backend", "few rows", "five units", "half precision", "two dtypes", "autocast"]
 )
-def test_what_the_kernel_does_not_take_is_evaluated_in_plain_maths(case, launched):
+def test_what_the_kernel_does_not_take_is_evaluated_in_plain_torch(case, launched):
     rows, hidden = (10 if case == "few rows" else 100), (5 if case == "five units" else 8)
     dtype = torch.bfloat16 if case == "half precision" else torch.float32
     operands = network_operands(dtype, rows, 1, 2, hidden, 3, 1)
@@ -398,7 +398,7 @@ def test_lists_that_lead_elsewhere_are_refused(wrong):
         edge_moments(torch.ones(80, 3), torch.ones(80, 8), Neighbors(row_ptr, source, target))
 
 
-def test_maps_of_different_widths_are_evaluated_in_plain_maths(launched):
+def test_maps_of_different_widths_are_evaluated_in_plain_torch(launched):
     operands = network_operands(DOUBLE, 70, 2, 2, 8, 3, 1)
     maps = [operands[6], *drawn(DOUBLE, (5, 8))]
     found = edge_kernels(*operands[:4], tuple(operands[4:6]), maps)

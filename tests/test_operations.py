@@ -76,7 +76,7 @@ def test_joint_attention_by_hand():
 @pytest.mark.parametrize("pattern", ["joint", "framewise", "query_sum"])
 @pytest.mark.parametrize("terms", ["none", "position", "frames", "values"])
 @pytest.mark.parametrize("normalize", ["softmax", "none"])
-def test_kernels_count_as_plain_maths(pattern, terms, normalize):
+def test_kernels_count_as_plain_torch(pattern, terms, normalize):
     near, operands = neighbors(), signals()
     edges, given = near.num_edges, {}
     if terms == "position":
@@ -122,7 +122,7 @@ def test_dropout_changes_nothing():
 
 
 @pytest.mark.parametrize("name", ["pooled", "per head", "attentive"])
-def test_layers_count_as_plain_maths(name):
+def test_layers_count_as_plain_torch(name):
     group = cyclic(4)
     if name == "attentive":
         layer, inputs = GridAttentiveConvolution(group, 3, 4, size=3), (torch.randn(2, 3, 4, 9, 9),)

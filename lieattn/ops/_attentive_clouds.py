@@ -206,7 +206,7 @@ def _weigh(
     levels: Tensor | None,
     spatial_mix: Tensor | None,
 ) -> tuple[Tensor, AttentionMaps]:
-    """Compute :func:`attentive_sums` by plain maths."""
+    """Compute :func:`attentive_sums` by plain torch."""
     graph = seen.graph
     removed = seen.responses(x, psi)
     out, channel, passed = torch.zeros_like(removed[..., 0]), None, None

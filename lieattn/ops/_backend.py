@@ -130,7 +130,7 @@ def cpu_kernels() -> dict[str, str]:
 
 @contextmanager
 def plain_layers() -> Iterator[None]:
-    """Replace kernels that are not operators of torch by plain maths in a ``with`` block, in all threads."""
+    """Replace kernels that are not operators of torch by plain torch in a ``with`` block, in all threads."""
     with _State.lock:
         _State.counting += 1
     try:
@@ -141,7 +141,7 @@ def plain_layers() -> Iterator[None]:
 
 
 def fused_kernel(device: torch.device) -> Literal["numba", "triton"] | None:
-    """Return the name of the fused kernels that can be used on a device, or None for plain maths."""
+    """Return the name of the fused kernels that can be used on a device, or None for plain torch."""
     check_is("device", device, torch.device)
     name = fused_backend(device)
     runs = device.type == "cpu" or name == "triton"
@@ -259,7 +259,7 @@ def _dense_obstacle(problem: Problem, return_weights: bool) -> str | None:
         return "there are no queries"
     other = next((name for name in p.terms.tables() if name != "displacement_bias"), None)
     patterns = ("joint",) if biased else ("joint", "framewise")
-    drops = p.pattern == "framewise" and p.value.device.type == "cpu"  # by plain maths, faster than the kernel
+    drops = p.pattern == "framewise" and p.value.device.type == "cpu"  # by plain torch, faster than the kernel
     obstacles = (
         (p.neighbors.num_points == 0, "there are no points"),
         (

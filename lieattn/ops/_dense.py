@@ -2,7 +2,7 @@
 
 Clouds are padded to the size of the largest one, and the padding is masked. Without a bias, torch chooses one of its
 kernels of scaled dot product attention. None of them can be differentiated twice, so second derivatives use plain
-maths. Small clouds on CPUs, such as molecules, are always evaluated by plain maths, which is faster. With few channels
+torch. Small clouds on CPUs, such as molecules, are always evaluated by plain torch, which is faster. With few channels
 per head, as in networks with many frames, a fused kernel is faster than both. A bias for each pair of elements is added
 to the scores, which are then stored and are as large as the bias.
 """
@@ -23,7 +23,7 @@ from lieattn.ops._gradients import Kernels, aliases, evaluate, gradients_of
 from lieattn.ops._terms import Problem
 
 _FEW, _FEWEST = 8, 4  # channels up to which the fused kernel was faster on a CPU: for large clouds, and for all clouds
-_SHORT = 32  # rows up to which plain maths was faster than torch's kernel on a CPU, forward and backward
+_SHORT = 32  # rows up to which plain torch was faster than torch's kernel on a CPU, forward and backward
 
 
 def attend(problem: Problem) -> Tensor:
@@ -60,13 +60,13 @@ def _scaled_dot_product(query: Tensor, key: Tensor, value: Tensor, mask: Tensor 
     """Compute scaled dot product attention without the scale, differentiable any number of times.
 
     Signals are ``[clouds, heads, rows, dim]``, and ``mask`` ``[clouds, 1, 1, rows]`` is false for padded keys. With
-    dropout, torch uses plain maths on CPUs, and on GPUs a kernel that can be differentiated once.
+    dropout, torch uses its plain operations on CPUs, and on GPUs a kernel that can be differentiated once.
     """
     compiled = torch.compiler.is_compiling()
     if _kernel_takes(query, key, value, dropout):
         return _few_channels(query, key, value, mask)
     if query.device.type == "cpu" and key.shape[2] <= _SHORT and dropout == 0 and not compiled:
-        return _plain_maths(query, key, value, mask)
+        return _plain_torch(query, key, value, mask)
     watched = torch.is_grad_enabled() and any(signal.requires_grad for signal in (query, key, value))
     if not watched or dropout > 0 or compiled:
         return F.scaled_dot_product_attention(query, key, value, mask, dropout, scale=1.0)
@@ -97,12 +97,12 @@ def _few_channels(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     def backward(grads: Any, wanted: Any, query: Tensor, key: Tensor, value: Tensor, *norm: Tensor) -> list[Tensor]:
         return launch.run_backward(grads[0], norm[0], norm[1], query, key, value, counts)
 
-    made: Tensor = evaluate(Kernels(forward, backward, partial(_plain_maths, mask=mask)), query, key, value)
+    made: Tensor = evaluate(Kernels(forward, backward, partial(_plain_torch, mask=mask)), query, key, value)
     return made
 
 
 class _Attention(torch.autograd.Function):
-    """Torch's kernel with its own gradient, or that of plain maths if the gradient is differentiated again."""
+    """Torch's kernel with its own gradient, or that of plain torch if the gradient is differentiated again."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
@@ -122,11 +122,11 @@ class _Attention(torch.autograd.Function):
         leaves, out = ctx.inner
         if again:
             leaves = query, key, value = aliases((query, key, value))
-            out = _plain_maths(query, key, value, mask)
+            out = _plain_torch(query, key, value, mask)
         return *gradients_of([out], leaves, wanted, [grad], retain_graph=True, create_graph=again), None
 
 
-def _plain_maths(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+def _plain_torch(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
     # Torch's kernels compute sums and weights of signals in half precision in float32, too.
     narrow, wide = value.dtype, torch.promote_types(value.dtype, torch.float32)
     query, key, value = query.to(wide), key.to(wide), value.to(wide)

@@ -21,7 +21,7 @@ from lieattn.ops._gradients import Kernels, evaluate, smooth
 _OPERANDS = 6  # number of operands of a network, without its maps
 _KERNEL_ROWS = 64  # edges times frames below which a kernel is not worth its call
 _KERNEL_PRODUCTS = 2**16  # the same for products with given kernels, which take hardly any time
-# If positions need gradients, plain maths is faster, since it neither computes the gradients of weights with those of
+# If positions need gradients, plain torch is faster, since it neither computes the gradients of weights with those of
 # positions nor anything twice, as long as its largest intermediate results, with this many numbers, fit into the cache.
 _CACHED = 2**21
 _FULL = torch.float32, torch.float64  # precisions of kernels
@@ -36,7 +36,7 @@ def edge_units(
 ) -> Float[Tensor, "edges fiber hidden"]:
     r"""Compute :math:`w_e\, \sigma(B\, \sigma(A\, s_{ea} + t_e) + b)` for edges e and frames a, where σ is the swish.
 
-    A fused kernel recomputes the hidden units in the backward pass, so only the result is stored. Plain maths is used
+    A fused kernel recomputes the hidden units in the backward pass, so only the result is stored. Plain torch is used
     if the weights w, and so positions, need a gradient, unless there are many units. The function can be differentiated
     any number of times.
 

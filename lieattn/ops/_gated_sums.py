@@ -1,4 +1,4 @@
-"""The gated sum of attentive group convolution in plain maths."""
+"""The gated sum of attentive group convolution in plain torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lieattn._core.numerics import attention_of
 CONVOLUTIONS = {2: F.conv2d, 3: F.conv3d}
 
 
-_AT_ONCE = 2**24  # number of responses that plain maths stores at a time, and recomputes in the backward pass
+_AT_ONCE = 2**24  # number of responses that plain torch stores at a time, and recomputes in the backward pass
 
 
 class Window(NamedTuple):
@@ -145,7 +145,7 @@ def _weighted(operands: Operands, window: Window) -> Tensor:
 def residual_sums(operands: Operands, window: Window) -> Tensor:
     """Return the weighted sum Σ_h̃ Σ_c (1 - α_X α_C) t ``[samples, outs, *sides]``.
 
-    It is computed by plain maths, in parts if there are many responses. It can be differentiated any number of times,
+    It is computed by plain torch, in parts if there are many responses. It can be differentiated any number of times,
     on any device.
     """
     x, fiber, channels = operands.x, *operands.kernel.shape[1:3]

@@ -14,8 +14,8 @@ from lieattn.ops.kernels._calls import expect_gradients
 _functorch = torch._C._functorch  # there are no public functions for these questions
 
 
-def need_plain_maths(grads: Sequence[Tensor | None]) -> bool:
-    """Return whether a backward pass must use plain maths: its result is differentiated, or gradients are batched."""
+def need_plain_torch(grads: Sequence[Tensor | None]) -> bool:
+    """Return whether a backward pass must use plain torch: its result is differentiated, or gradients are batched."""
     return torch.is_grad_enabled() or _is_batched(grads)
 
 
@@ -84,11 +84,11 @@ def gradients_of(
 
 
 class Kernels(NamedTuple):
-    """The kernels of a function of tensors, some of which may be None, and its plain maths.
+    """The kernels of a function of tensors, some of which may be None, and its plain torch.
 
     ``forward(*operands)`` returns one or several outputs, and tensors that only the gradient needs. ``backward(grads,
     wanted, *operands, *tensors)`` returns a gradient for each operand. ``again`` are the kernels of the gradients as a
-    function ``(*grads, *operands)``, for derivatives of second order; without them, these are those of plain maths.
+    function ``(*grads, *operands)``, for derivatives of second order; without them, these are those of plain torch.
     """
 
     forward: Callable[..., tuple[Any, Sequence[Tensor]]]
@@ -114,7 +114,7 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         saved, wanted = ctx.saved_tensors, _wanted(ctx, 1)
-        if need_plain_maths(grads):
+        if need_plain_torch(grads):
             if ctx.kernels.again is not None and not _is_batched(grads):
                 return None, *evaluate(ctx.kernels.again, *grads, *saved[: len(wanted)])
             return None, *plain_gradients(ctx.kernels.plain, saved[: len(wanted)], wanted, grads)

@@ -5,7 +5,7 @@ Every layer of the four papers computes
     out(g) = Σ_{g' in N(g)} w(g, g') · V(g⁻¹ g') f(g'),    w = normalize over N(g) of score(f(g), f(g'), g⁻¹ g')
 
 for elements g = (x_i, h_a) over the points x_i. ``_reference.py`` implements this formula literally. This file checks
-the operands and passes them to the evaluator chosen by ``_backend.py``: plain maths (``_plain.py``, ``_pooled.py``),
+the operands and passes them to the evaluator chosen by ``_backend.py``: plain torch (``_plain.py``, ``_pooled.py``),
 matrix products over whole clouds (``_dense.py``), or a fused kernel in ``kernels/``.
 """
 

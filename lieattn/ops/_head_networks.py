@@ -14,13 +14,13 @@ from torch import Tensor
 from lieattn._core.checks import check_choice, check_tensor, kind
 from lieattn._core.functional import transformed
 from lieattn.ops._backend import fused_backend, fused_kernel
-from lieattn.ops._gradients import need_plain_maths
+from lieattn.ops._gradients import need_plain_torch
 from lieattn.ops.kernels._calls import expect_gradients
 
 Activation = Literal["silu", "relu", "gelu", "elu", "leaky_relu", "softplus", "tanh", "none"]
 """Name of an activation, see :func:`activation` and :func:`head_networks`."""
 
-# Number of hidden units of one layer that plain maths computes at a time. They should fit into the cache of a core.
+# Number of hidden units of one layer that plain torch computes at a time. They should fit into the cache of a core.
 _BLOCK = {"cpu": 1 << 18, "cuda": 1 << 24}
 _KERNEL_ROWS = 64  # rows below which the kernel is not worth its call
 _WIDEST = 64  # largest number of inputs and of hidden units whose weights fit into the registers of a GPU program
@@ -139,7 +139,7 @@ class _HeadNetworks(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         rows, *parameters = ctx.saved_tensors
         wanted = ctx.needs_input_grad[1]
-        if _kernel_takes(ctx.name, rows, parameters) and not need_plain_maths(grads):
+        if _kernel_takes(ctx.name, rows, parameters) and not need_plain_torch(grads):
             found = _kernel_backward(grads[0], rows, parameters, wanted)
             return (None, found[0] if wanted else None, *found[1:])
         return (None, *_plain_backward(ctx.name, grads[0], rows, parameters, wanted))

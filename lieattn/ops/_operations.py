@@ -31,7 +31,7 @@ def count_operations(work: Callable[[], Any]) -> int:
 
     Matrix products, convolutions, torch's scaled dot product attention, and entrywise products of two tensors are
     counted. Fused kernels of attention, torch's and that of :func:`group_attention`, count like the equivalent plain
-    maths, without recomputations for the gradient. Other kernels of this library are replaced by plain maths during the
+    torch, without recomputations for the gradient. Other kernels of this library are replaced by plain torch during the
     call. Computations of packages outside of torch's operators are not counted.
 
     Parameters
@@ -94,7 +94,7 @@ def _without_storage(value: Any) -> Any:
 
 
 def _attention(inputs: list[Any], *, backward: bool) -> int:
-    """Count the operator, or its gradient, by plain maths on tensors without storage."""
+    """Count the operator, or its gradient, by plain torch on tensors without storage."""
     problem = problem_of([*inputs[:-1], 0.0])  # dropped weights are computed too
     if problem.pattern == "pooled":
         return (1 + backward) * _pooled(problem)

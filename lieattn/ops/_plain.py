@@ -1,4 +1,4 @@
-"""The operator in plain maths.
+"""The operator in plain torch.
 
 It consists of gathers, small matrix products, and sums over lists of edges, and can be differentiated any number of
 times on any device. It stores tensors of size edges x fiber x fiber.

@@ -1,4 +1,4 @@
-"""The pattern ``"pooled"`` in plain maths.
+"""The pattern ``"pooled"`` in plain torch.
 
 Keys and values are affine functions of the whole fiber of a neighbor. The sum over the key fiber is computed first. If
 displacements repeat, it is one product for all points and types, so that no tensor of size edges x fiber x fiber x dim

@@ -1,6 +1,6 @@
 """The fused kernels as operators of torch.
 
-The gradient is computed by a kernel, and the gradient of the gradient by plain maths. Derivatives of any order are
+The gradient is computed by a kernel, and the gradient of the gradient by plain torch. Derivatives of any order are
 therefore exact, and torch.compile supports the operators.
 """
 

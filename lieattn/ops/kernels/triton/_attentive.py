@@ -2,7 +2,7 @@
 
 For a sample, an output with its pose and an input pose, the responses t_c(y) = Σ_p x_c(y + p) ψ_c(p) of all input
 channels are needed for two maxima, over positions and over channels, and for the sums Σ_c (1 - α_c) t_c and
-Σ_c α_c t_c. All other steps are plain maths. After a kernel has found a maximum over positions, plain maths multiplies
+Σ_c α_c t_c. All other steps are plain torch. After a kernel has found a maximum over positions, plain torch multiplies
 its window by ψ, which defines the gradient. Gradients of the sums and of the maxima over channels are sums in a fixed
 order, each by one program.
 """

@@ -65,6 +65,8 @@ from tests.cases import moved, random_clouds
 SIZES = {
     "rot_mnist Z2": (GSANet.rot_mnist, trivial(2), 44_368),
     "rot_mnist R4": (GSANet.rot_mnist, cyclic(4), 44_428),
+    "rot_mnist R8": (GSANet.rot_mnist, cyclic(8), 44_508),
+    "rot_mnist R12": (GSANet.rot_mnist, cyclic(12), 44_588),
     "rot_mnist R16": (GSANet.rot_mnist, cyclic(16), 44_668),
     "cifar10 Z2": (GSANet.cifar10, trivial(2), 3_001_648),
     "cifar10 Z2M": (GSANet.cifar10, reflection(2), 3_001_808),

@@ -1139,8 +1139,5 @@ def test_properties_have_controls_and_names():
         assert_conforms(branching, clouds_of_plane(), {"compile", "order"})
     images_only = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
     reasons = assert_conforms(images_only, images(4), ["equivariance", "order", "degenerate", "batches", "repeats"])
-    assert reasons == {
-        "equivariance": "the network states no symmetry",
-        "order": "pixels are in raster order",
-        "degenerate": "pixels are a raster",
-    }
+    raster = "pixels, of images or of data with grid, are a raster; without grid they are checked as points"
+    assert reasons == {"equivariance": "the network states no symmetry", "order": raster, "degenerate": raster}

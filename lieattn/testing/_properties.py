@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["PROPERTIES", "assert_conforms"]
 
 _ALONE = 1e-9  # relative errors of float64, with a margin for many layers
+_RASTER = "pixels, of images or of data with grid, are a raster; without grid they are checked as points"
 _HALF = 0.1  # relative error of outputs where weights and signals have 8 bits
 
 
@@ -161,7 +162,7 @@ def _equivariance(network: nn.Module, data: Batch | Clouds) -> str | None:
 def _continuity(network: nn.Module, data: Batch | Clouds) -> str | None:
     """Outputs do not jump as points move, if the network states this by ``jumps = ()``."""
     if _is_raster(data):
-        return "pixels are a raster"
+        return _RASTER
     if getattr(network, "symmetry", None) is None or getattr(network, "jumps", None) != ():
         return "the network does not state that nothing jumps"
     assert_certified(network, _given(data), elements=1, rotations=0, dtypes=(torch.float64,))
@@ -183,7 +184,7 @@ def _batches(network: nn.Module, data: Batch | Clouds) -> None:
 def _order(network: nn.Module, data: Batch | Clouds) -> str | None:
     """Outputs of clouds do not depend on the order of the points, and those of points move with these."""
     if _is_raster(data):
-        return "pixels are in raster order"
+        return _RASTER
     if getattr(network, "sees_order", False):
         return "the network states that its outputs depend on the order of the points"
     network, clouds = _copy(network), _clouds(data)
@@ -302,7 +303,7 @@ def _degenerate(network: nn.Module, data: Batch | Clouds) -> str | None:
     Other clouds of a batch do not change.
     """
     if _is_raster(data):
-        return "pixels are a raster"
+        return _RASTER
     network, (usual, *_) = _copy(network), _clouds(data)
     expected = _outputs(network, _batch([usual]))
     hard = dict(_hard(usual))

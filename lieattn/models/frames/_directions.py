@@ -100,8 +100,9 @@ class DirectionConvNet(FrameNetwork):
     **Equivariance.** As for :class:`FramewiseTransformer`: exact for R^3 ⋊ H, and for all rigid motions if the pose is
     given by principal axes. Without a pose, the network has to learn the rotations that are not in H.
 
-    If a reflection maps the directions to themselves, the network is equivariant to it too, and invariant outputs do
-    not tell left from right. This is so for T, O and I with their default axes, and not for ``PrincipalFrames()``.
+    If a reflection maps the directions to themselves, and no input field is axial, the network is equivariant to it
+    too, and invariant outputs do not tell left from right. This is so for T, O and I with their default axes, and not
+    for ``PrincipalFrames()``.
 
     Parameters
     ----------

@@ -88,7 +88,7 @@ class Symmetry:
         if isinstance(chosen, FiniteGroup) and shifts is not None:
             return cls(chosen)
         if isinstance(chosen, PrincipalFrames):
-            undetermined = "tensors, as inputs too, are undetermined for points on a line or at one place"
+            undetermined = "tensors are undetermined for points on a line or at one place"
             notes = (f"frames are principal axes, which move with the points; {undetermined}",)
             proper = frames.group.is_proper if isinstance(frames, FiniteFrames) else frames.improper is False
             if proper and (linear := linear_part(group)).has_reflections:  # such frames are not those of mirror images

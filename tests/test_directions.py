@@ -167,6 +167,20 @@ def test_edges_from_points_to_themselves_have_no_effect(neighborhood):
     assert relative_error(found(data), given(data)) < TOLERANCE[data.pos.dtype]
 
 
+def test_normalized_blocks():
+    """They are f + B gelu(A LN(convolution + c)); points without neighbors have LN(c)."""
+    model = network(tetrahedral(), options=replace(SMALL, norm="layer")).double()
+    calls, block = [], model.blocks[1]
+    block.register_forward_hook(lambda block, inputs, output: calls.append((*inputs, output)))
+    model(random_clouds(3, (1, 6)))
+    ((x, graph, found),) = calls
+    seen = block.messages(x, graph) + block.bias
+    assert torch.equal(seen[0], block.bias.expand(4, 6))
+    centered = seen - seen.mean(dim=-1, keepdim=True)
+    seen = centered / (centered.square().mean(dim=-1, keepdim=True) + 1e-5).sqrt() * block.norm.weight + block.norm.bias
+    torch.testing.assert_close(found, x + block.linear2(torch.nn.functional.gelu(block.linear1(seen))))
+
+
 def test_gradients_of_gradients():
     model = network(tetrahedral(), options=replace(SMALL, window=4)).double()
     data = random_clouds(3, (4, 3))

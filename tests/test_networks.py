@@ -414,6 +414,11 @@ NETWORKS = {
         "SE(3)",
     ),
     "directions": (lambda: steerable(partial(DirectionConvNet, tetrahedral())), molecules, "T"),
+    "directions_normed": (
+        lambda: steerable(partial(DirectionConvNet, octahedral()), options=DirectionOptions(norm="layer")),
+        molecules,
+        "O",
+    ),
     "directions_principal_vector": (
         lambda: steerable(partial(DirectionConvNet, PrincipalFrames()), kind="vector", pool="none"),
         molecules,

@@ -59,7 +59,8 @@ class DirectionOptions(FrameOptions):
         points much closer together than the cutoff, for which they would be up to 10^6 and more.
     norm
         With ``"layer"``, the feed-forward network of a block sees the convolution alone, after a layer normalization
-        over its channels. It is more accurate for forces as gradients of energies.
+        over its channels. Trainings on forces as gradients of energies are faster with it in their first half; at the
+        end it was more accurate for ethanol, and less for aspirin.
     """
 
     window: int = 2

@@ -105,7 +105,8 @@ class FieldHead(Recorded, nn.Module):
 
     .. math::  v(x) = \frac{1}{n} \sum_h \rho(h) \big( W_2 \, \sigma(W_1 F(x, h) + b_1) \big)
 
-    Vectors at points of a sphere are tangent to it: their normal part is removed. The type ``"1o"`` keeps it.
+    Vectors at points of a sphere are tangent to it: their normal part is removed. The type ``"1o"`` keeps it, and so do
+    sums of several fields; :class:`VectorHead` has several tangent vectors.
 
     **Equivariance.** If the field is translated by h in H, the result is multiplied by ρ(h).
 

@@ -132,7 +132,7 @@ def _warn_of_contradictions(
     if energy is not None:
         distance = abs(energy - np.median(energy))
         remote = distance > _TIMES * np.median(distance)
-        if remote.sum() <= _SHARE * len(frames):
+        if np.median(distance) and remote.sum() <= _SHARE * len(frames):
             problems["the energy is a hundred times as far from the median as that of half of the frames"] = remote
     for number, frame in enumerate(frames):
         for name, value in frame.info.items():

@@ -20,7 +20,7 @@ from lieattn.nn._fields import FrameMatrices, project_field
 from lieattn.nn._statistics import CloudPool, FiberPool
 from lieattn.ops import activation as activation_named
 from lieattn.ops import kinked
-from lieattn.reps import Pseudovector, Representation, SymmetricTensor, Vector
+from lieattn.reps import Multiple, Pseudovector, Representation, SymmetricTensor, Vector
 
 _ROUNDING = 100  # allowed rounding error of means of components, in units of the machine epsilon
 
@@ -106,7 +106,7 @@ class FieldHead(Recorded, nn.Module):
     .. math::  v(x) = \frac{1}{n} \sum_h \rho(h) \big( W_2 \, \sigma(W_1 F(x, h) + b_1) \big)
 
     Vectors at points of a sphere are tangent to it: their normal part is removed. The type ``"1o"`` keeps it, and so do
-    sums of several fields; :class:`VectorHead` has several tangent vectors.
+    sums with other fields.
 
     **Equivariance.** If the field is translated by h in H, the result is multiplied by ρ(h).
 
@@ -153,8 +153,9 @@ class FieldHead(Recorded, nn.Module):
         """
         values = project_field(self.components(x), graph, self.rep)
         if self.cloud_pool is None:
-            if isinstance(self.rep, Vector) and isinstance(graph, LiftedGraph):
-                return graph.space.tangent(graph.pos, values[:, None])[:, 0]
+            part = self.rep.part if isinstance(self.rep, Multiple) else self.rep
+            if isinstance(part, Vector) and isinstance(graph, LiftedGraph):
+                values = graph.space.tangent(graph.pos, values.unflatten(1, (-1, part.dim))).flatten(1)
             return values
         if not isinstance(graph, PointClouds):
             raise TypeError(
@@ -173,8 +174,6 @@ class FieldHead(Recorded, nn.Module):
 
 class VectorHead(FieldHead):
     """Head for vectors ``[points | clouds, outputs, dim]``, or ``[points | clouds, dim]`` if ``outputs`` is 1.
-
-    Vectors at points of a sphere are tangent to it.
 
     **Equivariance.** If the field is translated by h in H, the vectors are multiplied by h.
 
@@ -195,8 +194,6 @@ class VectorHead(FieldHead):
     def forward(self, x: Float[Tensor, "points fiber channels"], graph: FrameMatrices) -> Float[Tensor, "rows ..."]:
         """Map a field ``[points, fiber, in_channels]`` to vectors."""
         vectors = super().forward(x, graph).unflatten(1, (self.outputs, self.dim))
-        if self.cloud_pool is None and isinstance(graph, LiftedGraph):
-            vectors = graph.space.tangent(graph.pos, vectors)
         return vectors[:, 0] if self.outputs == 1 else vectors
 
 

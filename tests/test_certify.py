@@ -16,7 +16,7 @@ from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import global_add_pool, global_mean_pool
 
-from lieattn._core.reports import aligned, page, table, titled_table
+from lieattn._core.messages import aligned, page, table, titled_table
 from lieattn.certify import Certificate, certify, moved
 from lieattn.certify._certificate import Row
 from lieattn.cli import main

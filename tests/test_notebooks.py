@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lieattn._core.reports import titled_table
+from lieattn._core.messages import titled_table
 from lieattn.geometry import Radius, lift, point_clouds
 from lieattn.groups import cyclic, tetrahedral
 from lieattn.models import Ensemble, FramewiseTransformer, Rescaled

@@ -6,10 +6,10 @@ import pickle
 import torch
 from torch_geometric.data import Batch
 
-from lieattn._core.recent import Recent
 from lieattn.geometry import Radius
 from lieattn.groups import cyclic
 from lieattn.models import ImageTransformer
+from lieattn.models.frames._images import Recent
 from lieattn_datasets import image_to_data
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch_geometric.data import Batch, Data
 
-from lieattn._core.agreement import agreeing
+from lieattn._core.values import agreeing
 from lieattn.geometry import Radius, find_neighbors, point_clouds
 from lieattn.models import EnergyForces, EnergyForceStress
 from lieattn.models.irreps import DistanceTransformer

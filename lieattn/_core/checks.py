@@ -19,8 +19,7 @@ import torch
 from jaxtyping import AbstractArray
 from torch import Tensor, nn
 
-from lieattn._core.contexts import in_autocast
-from lieattn._core.functional import is_mapped
+from lieattn._core.contexts import in_autocast, is_mapped
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 """Largest equivariance error allowed, relative to the largest output (or 1, if that is larger)."""

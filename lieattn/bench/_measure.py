@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lieattn._core.reports import aligned
+from lieattn._core.messages import aligned
 from lieattn.ops import release_memory
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from lieattn._core.checks import counted
-from lieattn._core.reports import aligned, page, table
+from lieattn._core.messages import aligned, page, table
 from lieattn._core.values import with_finite
 
 _HEADER = ("check", "dtype", "max error", "relative L2", "allowed", "verdict")

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
-from lieattn._core.agreement import agreeing
 from lieattn._core.checks import TOLERANCE, check_arguments, check_count, shown
+from lieattn._core.values import agreeing
 from lieattn.certify._causes import diagnose, extents_away, known_group, only_coarse
 from lieattn.certify._certificate import Certificate, Row
 from lieattn.certify._elements import Element, elements_of, outside_of

@@ -17,8 +17,8 @@ from typing import Any, cast
 
 import torch
 
-from lieattn._core.reports import aligned, table
-from lieattn._core.reports import page as html_page
+from lieattn._core.messages import aligned, table
+from lieattn._core.messages import page as html_page
 from lieattn._core.values import with_finite
 from lieattn.compare._settings import BudgetSettings, Cell, Settings
 from lieattn.io import digest_of_json, replace_text

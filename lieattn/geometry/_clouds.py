@@ -10,9 +10,9 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from lieattn._core.checks import check_has_numbers, check_is, check_tensor
-from lieattn._core.functional import check_not_batched
+from lieattn._core.contexts import check_not_batched
+from lieattn._core.messages import titled_table
 from lieattn._core.numerics import counts, maxima, means, sums
-from lieattn._core.reports import titled_table
 from lieattn.geometry._indices import check_indices, check_mask, cloud_index, first_true
 from lieattn.geometry._movable import Movable, OnFirstUse
 from lieattn.geometry._search import complete_cells

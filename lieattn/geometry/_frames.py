@@ -24,7 +24,7 @@ from lieattn._core.checks import (
     counted,
     kind,
 )
-from lieattn._core.functional import outside_of_transforms
+from lieattn._core.contexts import outside_of_transforms
 from lieattn.geometry._clouds import PointClouds
 from lieattn.geometry._indices import ranks
 from lieattn.geometry._neighbor_lists import Neighbors

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lieattn._core.checks import check_count, check_counts, check_floating
-from lieattn._core.functional import outside_of_transforms
+from lieattn._core.contexts import outside_of_transforms
 from lieattn.geometry._clouds import PointClouds, check_grid
 from lieattn.geometry._indices import first_true, ranges
 from lieattn.geometry._lift import lift

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lieattn._core.checks import check_choice, check_counts, check_flag, check_is, check_length, check_neighborhood
-from lieattn._core.functional import outside_of_transforms
+from lieattn._core.contexts import outside_of_transforms
 from lieattn.geometry._clouds import PointClouds, as_coordinates, lattices
 from lieattn.geometry._indices import cloud_index, first_true
 from lieattn.geometry._neighbor_lists import (

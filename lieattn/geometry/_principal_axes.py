@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from lieattn._core.functional import accumulates, is_mapped, outside_of_transforms, transformed
+from lieattn._core.contexts import accumulates, is_mapped, outside_of_transforms, transformed
 from lieattn.geometry._indices import members, ranges
 from lieattn.geometry._search import TIE_TOLERANCE
 

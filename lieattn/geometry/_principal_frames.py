@@ -12,8 +12,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from lieattn._core.checks import check_arguments, check_count, check_flag, check_is, check_length
-from lieattn._core.contexts import without_autocast
-from lieattn._core.functional import outside_of_transforms, transformed
+from lieattn._core.contexts import outside_of_transforms, transformed, without_autocast
 from lieattn._core.messages import warn
 from lieattn._core.numerics import sums
 from lieattn.geometry._clouds import point_weights

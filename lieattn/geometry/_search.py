@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lieattn._core.functional import outside_of_transforms
+from lieattn._core.contexts import outside_of_transforms
 from lieattn.geometry._indices import members, ranges, ranks
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from lieattn._core.functional import transformed
+from lieattn._core.contexts import transformed
 from lieattn.geometry._clouds import PointClouds
 from lieattn.geometry._lift import lift
 from lieattn.geometry._lifted_graph import LiftedGraph

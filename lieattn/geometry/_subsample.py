@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lieattn._core.checks import check_arguments, check_choice, check_count, check_is, check_tensor
-from lieattn._core.functional import outside_of_transforms
+from lieattn._core.contexts import outside_of_transforms
 from lieattn._core.numerics import counts, maxima, reduced
 from lieattn.geometry._clouds import PointClouds, as_coordinates, point_clouds
 from lieattn.geometry._indices import check_indices, check_mask, first_true, members, ranges

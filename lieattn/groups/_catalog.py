@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lieattn._core.checks import check_count
-from lieattn._core.functional import outside_of_transforms
+from lieattn._core.contexts import outside_of_transforms
 from lieattn.groups._finite import FiniteGroup, check_group, snap
 
 

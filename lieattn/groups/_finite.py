@@ -27,7 +27,7 @@ from lieattn._core.checks import (
     permutation_table,
     shown,
 )
-from lieattn._core.functional import is_mapped, outside_of_transforms
+from lieattn._core.contexts import is_mapped, outside_of_transforms
 from lieattn._core.numerics import lengths
 from lieattn.groups._group import Group, far, tolerance
 

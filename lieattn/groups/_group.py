@@ -22,8 +22,7 @@ from lieattn._core.checks import (
     check_tensor,
     counted,
 )
-from lieattn._core.contexts import in_autocast, without_autocast
-from lieattn._core.functional import is_mapped
+from lieattn._core.contexts import in_autocast, is_mapped, without_autocast
 from lieattn._core.numerics import lengths
 from lieattn._core.values import equal_values
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lieattn._core.checks import check_count, check_last, check_none
-from lieattn._core.functional import is_mapped
+from lieattn._core.contexts import is_mapped
 from lieattn._core.numerics import lengths
 from lieattn.groups import _catalog
 from lieattn.groups._finite import FiniteGroup

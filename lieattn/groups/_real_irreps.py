@@ -10,7 +10,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from lieattn._core.functional import outside_of_transforms
+from lieattn._core.contexts import outside_of_transforms
 from lieattn.groups._finite import FiniteGroup, check_group
 
 _SAME = 1e-6  # characters of different irreps differ by more, characters of equivalent ones only by rounding

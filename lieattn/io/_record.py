@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lieattn._core.kept_tables import KeptTables, first_dtype
+from lieattn._core.numerics import KeptTables, first_dtype
 from lieattn._core.values import plain_text
 from lieattn.io._files import CheckpointError
 from lieattn.io._trust import check_trusted

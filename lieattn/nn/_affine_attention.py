@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lieattn._core.checks import check_arguments, check_counts
 from lieattn._core.contexts import without_autocast
-from lieattn._core.kept_tables import KeptTables
+from lieattn._core.numerics import KeptTables
 from lieattn.geometry import LiftedGraph
 from lieattn.groups import FiniteGroup
 from lieattn.nn._attention import GroupAttention

@@ -21,8 +21,7 @@ from lieattn._core.checks import (
     check_is,
     weight_of,
 )
-from lieattn._core.kept_tables import ExactConstants
-from lieattn._core.numerics import keep_variance
+from lieattn._core.numerics import ExactConstants, keep_variance
 from lieattn.geometry import LiftedGraph, Stencil
 from lieattn.io import TiedWeights
 from lieattn.nn._attention import GroupAttention, spread_features

@@ -27,7 +27,7 @@ from lieattn._core.checks import (
     check_tensor,
     permute_axes,
 )
-from lieattn._core.functional import transformed
+from lieattn._core.contexts import transformed
 from lieattn.geometry import Raster, point_clouds
 from lieattn.groups import FiniteGroup, check_group
 from lieattn.io import TiedWeights

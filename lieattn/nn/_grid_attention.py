@@ -22,8 +22,7 @@ from lieattn._core.checks import (
     check_positive,
     check_tensor,
 )
-from lieattn._core.kept_tables import KeptTables
-from lieattn._core.numerics import attention_of
+from lieattn._core.numerics import KeptTables, attention_of
 from lieattn.groups import FiniteGroup
 from lieattn.io import TiedWeights
 from lieattn.nn._grid import (

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lieattn._core.checks import check_arguments, check_count, check_counts, check_features, check_last, check_tensor
-from lieattn._core.kept_tables import ExactConstants
+from lieattn._core.numerics import ExactConstants
 from lieattn.groups import FiniteGroup, check_group, real_irreps
 from lieattn.io import TiedWeights
 from lieattn.ops import fourier_linear, fourier_pays, tied_linear

@@ -24,8 +24,7 @@ from lieattn._core.checks import (
     check_tensor,
     may_read_values,
 )
-from lieattn._core.contexts import region
-from lieattn._core.functional import is_batched, is_mapped, transformed
+from lieattn._core.contexts import is_batched, is_mapped, region, transformed
 from lieattn._core.machine import processes, summed
 from lieattn._core.messages import warn
 from lieattn._core.numerics import LayerNorm, layer_norm, reduced

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from lieattn._core.checks import check_arguments, check_is
-from lieattn._core.contexts import KEPT
-from lieattn._core.functional import transformed
+from lieattn._core.contexts import KEPT, transformed
 from lieattn.geometry import Neighbors, Padding
 from lieattn.ops._terms import Normalization, Pattern, Problem, RelativeTerms, check_operands, maps_channels
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lieattn._core.functional import outside_of_transforms, transformed
+from lieattn._core.contexts import outside_of_transforms, transformed
 from lieattn.ops.kernels._calls import expect_gradients
 
 _functorch = torch._C._functorch  # there are no public functions for these questions

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lieattn._core.checks import check_choice, check_tensor, kind
-from lieattn._core.functional import transformed
+from lieattn._core.contexts import transformed
 from lieattn.ops._backend import fused_backend, fused_kernel
 from lieattn.ops._gradients import need_plain_torch
 from lieattn.ops.kernels._calls import expect_gradients

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lieattn._core.functional import transformed
+from lieattn._core.contexts import transformed
 
 _functorch = torch._C._functorch  # there is no public function for this question
 

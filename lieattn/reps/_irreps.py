@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from lieattn._core.functional import outside_of_transforms
+from lieattn._core.contexts import outside_of_transforms
 from lieattn.reps._representation import (
     DirectSum,
     Multiple,

@@ -14,8 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lieattn._core.checks import check_broadcast, check_count, check_has_numbers, check_last, check_tensor
-from lieattn._core.contexts import without_autocast
-from lieattn._core.functional import is_mapped
+from lieattn._core.contexts import is_mapped, without_autocast
 from lieattn.groups import FiniteGroup
 
 

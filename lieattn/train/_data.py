@@ -20,8 +20,8 @@ from torch.utils.data import Dataset, DistributedSampler, IterableDataset, Seque
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 
-from lieattn._core.agreement import agreeing
 from lieattn._core.checks import check_arguments, check_count, check_counts
+from lieattn._core.values import agreeing
 from lieattn.io import UsageError
 
 REPEATED = "repeated"

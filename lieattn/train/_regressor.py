@@ -14,8 +14,8 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
-from lieattn._core.agreement import agreeing
 from lieattn._core.checks import check_arguments
+from lieattn._core.values import agreeing
 from lieattn.models import EnergyForces, EnergyForceStress, Rescaled
 from lieattn.train._inputs import USUAL, scale_messages, size_of
 from lieattn.train._schedule import Schedule

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from torch_geometric.data import Batch
 
 from lieattn._core.checks import check_arguments, shown
-from lieattn._core.kept_tables import WideStatistics
+from lieattn._core.numerics import WideStatistics
 from lieattn.io import (
     FORMAT,
     KEY,

@@ -22,7 +22,7 @@ from lieattn._core.checks import (
     check_size,
 )
 from lieattn._core.contexts import recomputed
-from lieattn._core.reports import titled_table
+from lieattn._core.messages import titled_table
 from lieattn._core.values import plain_text
 from lieattn.geometry import (
     LiftedGraph,

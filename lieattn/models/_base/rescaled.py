@@ -17,8 +17,7 @@ from lieattn._core.checks import (
     may_read_values,
     shown,
 )
-from lieattn._core.kept_tables import WideStatistics
-from lieattn._core.numerics import counts
+from lieattn._core.numerics import WideStatistics, counts
 from lieattn.geometry import point_clouds
 from lieattn.models._base.network import Wrapper
 from lieattn.reps import DirectSum, Irreps, Multiple, Representation, Scalar

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental import _config
 
-from lieattn._core.functional import transformed
+from lieattn._core.contexts import transformed
 from lieattn._core.messages import warn
 from lieattn.geometry import LiftedGraph
 from lieattn.models._base.network import Network

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lieattn._core.checks import kind
-from lieattn._core.functional import transformed
+from lieattn._core.contexts import transformed
 from lieattn.groups import SE, SO, FiniteGroup, Group, Translations, linear_part
 from lieattn.io import uncompiled
 from lieattn.models._base.network import EquivariantModule, Wrapper

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lieattn._core.checks import check_arguments, kind
-from lieattn._core.functional import transformed
+from lieattn._core.contexts import transformed
 from lieattn.geometry import PointClouds, point_clouds
 from lieattn.models._base.inputs import copied
 from lieattn.models._base.jumps import Jumps, make_continuous

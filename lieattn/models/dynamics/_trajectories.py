@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lieattn._core.checks import LARGEST, check_arguments, check_choice, check_has_numbers, check_none, check_tensor
-from lieattn._core.functional import transformed
+from lieattn._core.contexts import transformed
 from lieattn._core.messages import needs_extra, warn
 from lieattn.geometry import PointClouds
 from lieattn.models._base.jumps import Jumps, make_continuous

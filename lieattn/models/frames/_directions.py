@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from lieattn._core.checks import check_arguments, check_counts, check_positive, check_tensor
 from lieattn._core.contexts import as_without_autocast, without_autocast
-from lieattn._core.kept_tables import ExactConstants
-from lieattn._core.numerics import keep_variance
+from lieattn._core.numerics import ExactConstants, keep_variance
 from lieattn.geometry import (
     AllPairs,
     FiniteFrames,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -13,9 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lieattn._core.checks import check_arguments, check_counts, check_dropout, check_length
-from lieattn._core.contexts import without_autocast
-from lieattn._core.functional import transformed
-from lieattn._core.recent import Recent
+from lieattn._core.contexts import transformed, without_autocast
 from lieattn.geometry import (
     AllPairs,
     Coarse,
@@ -287,3 +285,36 @@ class _ConvolutionBlock(nn.Module):
         self, x: Float[Tensor, "points fiber channels"], graph: LiftedGraph
     ) -> Float[Tensor, "points fiber channels"]:
         return x + self.dropout(self.convolution(F.gelu(self.norm(x)), graph))
+
+
+T = TypeVar("T")
+
+
+class Recent(Generic[T]):
+    """The last values of a function of tensors, for inputs that often repeat. Copies and pickles of it are empty."""
+
+    def __init__(self, most: int = 2) -> None:
+        self.most = most
+        self._known: tuple[tuple[tuple[Tensor, ...], bool, T], ...] = ()
+
+    def __reduce__(self) -> tuple[type[Recent[T]], tuple[int]]:
+        return type(self), (self.most,)
+
+    def get(self, inputs: Sequence[Tensor], compute: Callable[[tuple[Tensor, ...]], T]) -> T:
+        """Return ``compute(inputs)``, or the same value as before if all inputs are equal.
+
+        The function is called with copies of the inputs, so that later changes of these do not reach its values. Values
+        of inference mode, which training cannot use, are kept apart.
+        """
+        mode = torch.is_inference_mode_enabled()
+        for known, of_mode, value in self._known:
+            if of_mode == mode and all(map(_equal, known, inputs)):
+                return value
+        copies = tuple(tensor.detach().clone() for tensor in inputs)
+        value = compute(copies)
+        self._known = ((copies, mode, value), *self._known)[: self.most]
+        return value
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)

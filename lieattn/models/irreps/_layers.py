@@ -15,8 +15,7 @@ from torch_geometric.utils import softmax
 
 from lieattn._core.checks import check_arguments, check_counts
 from lieattn._core.contexts import SeenWeights, is_watched, show, without_autocast
-from lieattn._core.kept_tables import ExactConstants
-from lieattn._core.numerics import LayerNorm, keep_variance, sums
+from lieattn._core.numerics import ExactConstants, LayerNorm, keep_variance, sums
 from lieattn.geometry import Neighbors, PointClouds
 from lieattn.models._base.inputs import field_values
 from lieattn.ops import RelativeTerms, group_attention

@@ -19,8 +19,7 @@ from lieattn._core.checks import (
     check_is,
     check_length,
 )
-from lieattn._core.contexts import recomputed, without_autocast
-from lieattn._core.functional import is_batched, transformed
+from lieattn._core.contexts import is_batched, recomputed, transformed, without_autocast
 from lieattn._core.numerics import keep_variance
 from lieattn.geometry import (
     FiniteFrames,

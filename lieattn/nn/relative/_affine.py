@@ -22,7 +22,7 @@ from lieattn._core.checks import (
     check_length,
     check_tensor,
 )
-from lieattn._core.functional import outside_of_transforms
+from lieattn._core.contexts import outside_of_transforms
 from lieattn.geometry import LiftedGraph, Neighbors, Radius
 from lieattn.groups import FiniteGroup, check_group
 from lieattn.nn.relative._base import RelativeFunction, check_lifted_to, rows_of_table, seen_offsets

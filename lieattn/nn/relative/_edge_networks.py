@@ -20,8 +20,7 @@ from lieattn._core.checks import (
     kind,
     weight_of,
 )
-from lieattn._core.kept_tables import ExactConstants
-from lieattn._core.numerics import keep_variance
+from lieattn._core.numerics import ExactConstants, keep_variance
 from lieattn.geometry import LiftedGraph
 from lieattn.nn.relative._base import RelativeFunction
 from lieattn.ops import RelativeTerms, bessel_functions, edge_kernels, edge_moments, edge_units, smooth_window

@@ -23,8 +23,7 @@ from lieattn._core.checks import (
     weight_of,
 )
 from lieattn._core.contexts import without_autocast
-from lieattn._core.kept_tables import ExactConstants
-from lieattn._core.numerics import sums
+from lieattn._core.numerics import ExactConstants, sums
 from lieattn.geometry import LiftedGraph, pixel_positions
 from lieattn.groups import FiniteGroup, check_group
 from lieattn.nn.relative._base import (

@@ -20,8 +20,7 @@ from lieattn._core.checks import (
     check_length,
     check_tensor,
 )
-from lieattn._core.kept_tables import ExactConstants, KeptTables
-from lieattn._core.numerics import LayerNorm
+from lieattn._core.numerics import ExactConstants, KeptTables, LayerNorm
 from lieattn.geometry import LiftedGraph
 from lieattn.groups import FiniteGroup
 from lieattn.nn.relative._base import (

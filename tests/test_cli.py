@@ -162,6 +162,15 @@ def test_help_of_a_class_lists_its_arguments_and_no_others(capsys):
     assert len(told.splitlines()) < 70
 
 
+def test_commands_of_the_help_print_arguments_of_classes(capsys):
+    assert main(["fit", "--help"]) == 0
+    commands = re.findall(r"^  lieattn (fit --.*\.help .*)", capsys.readouterr().out, re.MULTILINE)
+    assert len(commands) == 3
+    for command in commands:
+        assert main(command.split()) == 0
+        assert f"={command.split()[-1]}\n" in capsys.readouterr().out
+
+
 def test_arguments_of_classes_in_the_arguments_of_data(tmp_path):
     given = ["in_channels=2", "channels=8", "layers=1", "frames=lieattn.geometry.PrincipalFrames"]
     given += ["neighborhood=lieattn.geometry.Radius", "neighborhood.radius=2.0", "lifting=lieattn.models.Lifting"]

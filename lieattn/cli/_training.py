@@ -332,9 +332,9 @@ def _check_order(name: str, arguments: Sequence[str], known: bool) -> None:
     """Raise UsageError if no model is given, or options come before it or belong to another command."""
     names = [word[:2] if word.startswith("-c") else word.partition("=")[0] for word in arguments]  # -cFILE
     first = next((word for word in names if word in _GIVE_MODEL or word.startswith("--model.")), None)
-    if first is None and not known:
+    if first is None and not known and not any(word.endswith(".help") for word in names):
         raise train.UsageError(NO_MODEL)
-    if first not in _GIVE_MODEL and not known:
+    if first not in (None, *_GIVE_MODEL) and not known:
         raise train.UsageError(f"{first}: expected after --config FILE or --model CLASS, whose settings it changes")
     if name != "fit" and (given := [word for word in names if word in _OF_FIT]):  # in a file, they are of its training
         found = f"{name}, which uses the network and the weights of --ckpt_path"

@@ -133,7 +133,7 @@ class _Fields:
 
 def _spread_of(raw: Tensor, stable: Tensor) -> str:
     apart, largest = float((stable - stable[0]).abs().max()), float(raw.abs().max())
-    return f"differ by {apart:.1e} (largest value {largest:.2g})"
+    return f"differ by {apart:.1e} (largest value of a channel {largest:.2g})"
 
 
 def overview(scope: Observation, point: int | None) -> Figure:

@@ -356,7 +356,8 @@ def check_group(argument: str, group: object, allowed: type[Group] = FiniteGroup
     """Raise TypeError, naming the argument, unless ``group`` is an instance of ``allowed``."""
     check_is("allowed", allowed, type)
     if not isinstance(group, allowed):
-        example = "FiniteGroup such as lieattn.groups.cyclic(4)" if allowed is FiniteGroup else "group such as SO(3) or cyclic(4)"
+        finite = "FiniteGroup such as lieattn.groups.cyclic(4)"
+        example = finite if allowed is FiniteGroup else "group such as SO(3) or cyclic(4)"
         raise TypeError(f"{argument}: expected a {example}, got {group!r}")
 
 

@@ -1052,14 +1052,14 @@ def test_vectors_on_the_sphere_are_tangent():
             channels=8,
             layers=1,
             heads=2,
-            vector_inputs={"wind": Vector(3), "sun": Vector(3), "gust": "1o"},
+            vector_inputs={"wind": Vector(3), "sun": Vector(3), "gust": "1o", "winds": 2 * Vector(3)},
             readout=Readout(kind="vector", pool="none"),
         ).double()
     )
     pos = torch.nn.functional.normalize(torch.randn(9, 3, dtype=torch.float64), dim=1)
     wind, gust = torch.randn(2, 9, 3, dtype=torch.float64)
     wind, sun = torch.linalg.cross(wind, pos), torch.randn(1, 3, dtype=torch.float64)
-    cloud = Data(x=torch.rand(9, 1), pos=pos, wind=wind, sun=sun, gust=gust)
+    cloud = Data(x=torch.rand(9, 1), pos=pos, wind=wind, sun=sun, gust=gust, winds=torch.cat([wind, -wind], dim=1))
     out = network(cloud)
     assert out.norm() > 1e-3
     assert (out * pos).sum(1).abs().max() < 1e-14 * out.abs().max()
@@ -1068,12 +1068,15 @@ def test_vectors_on_the_sphere_are_tangent():
         assert (share.abs().max() > 1e-3) == normal
     turn = SO(3).draw((), torch.Generator().manual_seed(0)).double()
     fields = {name: cloud[name] @ turn.T for name in ("pos", "wind", "sun", "gust")}
+    fields["winds"] = (cloud.winds.unflatten(1, (2, 3)) @ turn.T).flatten(1)
     torch.testing.assert_close(network(Data(x=cloud.x, **fields)), out @ turn.T, atol=1e-10, rtol=0)
     for name in ("sun", "gust"):
         assert (network(cloud.clone().update({name: 2 * cloud[name]})) - out).norm() > 1e-3
     network(cloud.clone().update({"wind": wind + 5e-4 * wind.norm(dim=1).max() * pos}))
     with pytest.raises(ValueError, match=r"data\.wind: expected vectors that are tangent to S\^2 .* 70\.7% of"):
         network(cloud.clone().update({"wind": wind + wind.norm(dim=1, keepdim=True) * pos}))
+    with pytest.raises(ValueError, match=r"data\.winds: expected vectors that are tangent to S\^2"):
+        network(cloud.clone().update({"winds": torch.cat([wind, wind + pos], dim=1)}))
     model = FieldModel(network, VectorHead(8), start={"gust": 2.0}).double()
     with pytest.raises(ValueError, match=r"data\.gust: expected vectors that are tangent to S\^2"):
         model(cloud)

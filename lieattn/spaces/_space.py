@@ -164,11 +164,11 @@ class HomogeneousSpace:
             check_none(argument, where, f"is not a point of {self.name}: {fault}")
 
     def check_tangent(self, argument: str, x: Tensor, vectors: Tensor) -> None:
-        """Raise ValueError, naming the argument, unless vectors ``[*, n]`` at points ``[*, dim]`` are tangent.
+        """Raise ValueError, naming the argument, unless vectors ``[*, count, n]`` at points ``[*, dim]`` are tangent.
 
         A normal part of 0.1 % of the longest vector is allowed, for data with few digits. In R^d, all are tangent.
         """
-        x, given = x.detach(), vectors.detach()[..., None, :]
+        x, given = x.detach(), vectors.detach()
         if (part := self.tangent(x, given)) is given:
             return
         length, normal = (torch.linalg.vector_norm(v, dim=-1).flatten() for v in (given, given - part))

@@ -127,7 +127,8 @@ class FieldModel(Network):
             if (shape := tuple(known.shape)) != tuple(output.shape):
                 raise ValueError(f"data.{name}: expected {tuple(output.shape)} like the output, got {shape}")
             if self.kind == "vector" and self.network.space is not None:
-                self.network.space.check_tangent(f"data.{name}", data.pos, known)
+                several = known if known.ndim == 3 else known[:, None]
+                self.network.space.check_tangent(f"data.{name}", data.pos, several)
             output = output + factor * known
         return output
 

@@ -23,7 +23,7 @@ from lieattn.geometry import LiftedGraph, PointClouds, padding
 from lieattn.groups import FiniteGroup
 from lieattn.nn import lift_field
 from lieattn.ops import smooth_lengths
-from lieattn.reps import DirectSum, Irreps, Representation, Vector, check_representation
+from lieattn.reps import DirectSum, Irreps, Multiple, Representation, Vector, check_representation
 
 _log = logging.getLogger(__name__)
 _NARROW = (torch.float16, torch.bfloat16)
@@ -387,8 +387,7 @@ def field_values(data: Any, fields: Mapping[str, Representation], clouds: PointC
         if name == "pos" and clouds.cell is not None:
             raise ValueError("data.cell: vector_inputs with 'pos' need clouds that are not periodic, with one origin")
         value = getattr(data, name, None)
-        shaped = isinstance(value, Tensor) and value.ndim == 2 and value.shape[1] == rep.dim
-        if not isinstance(value, Tensor) or not shaped or len(value) not in (points, number):
+        if not isinstance(value, Tensor) or value.shape[1:] != (rep.dim,) or len(value) not in (points, number):
             got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             expected = f"[points={points}, {rep.dim}] or [clouds={number}, {rep.dim}]"
             raise ValueError(f"data.{name}: expected a field of type {rep.name}, {expected}, got {got}")
@@ -396,8 +395,9 @@ def field_values(data: Any, fields: Mapping[str, Representation], clouds: PointC
             raise TypeError(f"data.{name}: expected floating components of {rep.name}, got {value.dtype}")
         check_size(f"data.{name}", value)
         of_clouds = len(value) != points or (points == number and _has_one_each(data, name, clouds))
-        if isinstance(rep, Vector) and isinstance(clouds, LiftedGraph) and not of_clouds and name != "pos":
-            clouds.space.check_tangent(f"data.{name}", clouds.pos[:: clouds.levels], value)
+        part = rep.part if isinstance(rep, Multiple) else rep
+        if isinstance(part, Vector) and isinstance(clouds, LiftedGraph) and not of_clouds and name != "pos":
+            clouds.space.check_tangent(f"data.{name}", clouds.pos[:: clouds.levels], value.unflatten(1, (-1, part.dim)))
         found.append(value[batch] if of_clouds else value)
     return torch.cat(found, dim=1)
 

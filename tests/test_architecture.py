@@ -68,7 +68,7 @@ BUDGETS = {
     "ase": (351, 1, 0),
     "bench": (1400, 6, 3),
     "certify": (2906, 10, 8),
-    "cli": (2611, 10, 3),
+    "cli": (2617, 10, 3),
     "compare": (1719, 7, 16),
     "geometry": (4525, 16, 43),
     "groups": (2048, 8, 35),
@@ -84,7 +84,7 @@ BUDGETS = {
     "transforms": (431, 1, 0),
     "viz": (2820, 10, 13),
     "datasets": (8476, 30, 80),
-    "tests": (52632, 148, 0),
+    "tests": (52644, 148, 0),
     "examples": (3335, 32, 0),
 }
 ROOMS = frozenset({"__init__.py", "__main__.py", "ase.py", "torchsim.py", "transforms.py"})  # beside the packages

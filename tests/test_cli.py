@@ -288,6 +288,12 @@ def test_faults_of_users_are_one_message(home, capsys, options, words):
     assert len(told) < 700
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_without_a_gpu_one_that_is_asked_for_can_be_replaced(home, capsys):
+    assert main(["fit", "--config=run.yaml", "--trainer.accelerator=gpu"]) == 2
+    assert "\nfor a run of another machine: --trainer.accelerator auto " in capsys.readouterr().err
+
+
 def test_faults_in_the_code_of_users_name_its_line(home, capsys):
     assert main(["fit", "--config=run.yaml", "--data.train.fault=read"]) == 1
     told = capsys.readouterr().err.partition("lieattn fit: ")[2]

@@ -157,6 +157,12 @@ def test_notebooks_are_stored_without_outputs(notebook):
         assert cell.get("execution_count") is None
 
 
+def test_words_that_users_search_for_are_on_the_pages():
+    words = "class imbalance, uncertainty, weights & biases, mlflow, optuna, hugging face, raw weights, confusion"
+    text = " ".join(" ".join(page.read_text().lower().split()) for page in LINKED)
+    assert [word for word in words.split(", ") if word not in text] == []
+
+
 @pytest.mark.parametrize("page", [*LINKED, *NOTEBOOKS], ids=lambda page: page.name)
 def test_links_of_a_page_lead_somewhere(page):
     text = page.read_text() if page.suffix == ".md" else "\n".join(cells(page, "markdown"))

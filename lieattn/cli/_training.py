@@ -17,6 +17,7 @@ import torch
 import yaml
 from jsonargparse import DefaultHelpFormatter, get_loader, set_dumper, set_loader
 from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, NonNegativeInt, PositiveInt, register_type
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -188,7 +189,12 @@ class TrainingCommand(LightningCLI):
             kwargs["logger"] = [CSVLogger(root, name="csv"), board]
         if self._name == "fit":
             kwargs["callbacks"] = _callbacks(settings, self.model.monitor)
-        return super().instantiate_trainer(**kwargs)
+        try:
+            return super().instantiate_trainer(**kwargs)
+        except MisconfigurationException as error:
+            if chosen.accelerator not in ("auto", "cpu"):
+                error.add_note("for a run of another machine: --trainer.accelerator auto takes what this one has")
+            raise
 
     def after_instantiate_classes(self) -> None:
         """Load the weights, and check what would fail or do nothing later."""

@@ -32,14 +32,14 @@ def memory(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore::lieattn.geometry.DegenerateFramesWarning")  # small clouds are nearly symmetric
-@pytest.mark.parametrize("name", some(BENCHMARKS, BENCHMARKS.keys() - {"epochs", "lifts", "scales"}))
+@pytest.mark.parametrize("name", some(BENCHMARKS, BENCHMARKS.keys() - {"epochs"}))
 def test_benchmark_runs(name, memory, tmp_path, capsys):
     path = tmp_path / "records.json"
     assert main(["bench", name, "--small", "--json", str(path)]) == 0
     records = json.loads(path.read_text())
     assert records
     assert all(record["case"] and record["way"] for record in records)
-    assert name in ("lifts", "scales") or all(record["step_ms"] > 0 for record in records)
+    assert all(record["step_ms"] > 0 for record in records)
     printed = capsys.readouterr().out
     assert str(records[0]["case"]) in printed
     assert REMARKS.get(name, "") in printed

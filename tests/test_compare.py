@@ -31,7 +31,7 @@ from torch_geometric.nn import global_mean_pool
 from lieattn import train
 from lieattn.cli import main
 from lieattn.compare import Cell, CellStore, ModelSettings, Sets, match_models, page, read_settings, tables
-from lieattn.compare import _budget as budgets
+from lieattn.compare import _cell as budgets
 from lieattn.compare import _cell as cells
 from lieattn.compare._build import TurnedClouds, random_rotation, turned
 from lieattn.compare._cell import EquivarianceProbe

@@ -14,7 +14,7 @@ from lieattn.groups import tetrahedral
 from lieattn.models import FramewiseTransformer
 from lieattn.spaces import Sphere
 from lieattn.train import PointSetClassifier
-from lieattn_datasets import _flights, _sphere, _wind
+from lieattn_datasets import _sphere, _toys, _wind
 from lieattn_datasets._splits import frozen_stream
 from tests.cases import refuses
 
@@ -362,7 +362,7 @@ class TestFlights:
         last = batch.pos[batch.ptr[1:] - 1]
         ahead = Sphere().exponential(last, batch.ahead[..., None] * batch.vel[:, None])
         torch.testing.assert_close(ahead, batch.y, atol=2e-6, rtol=0)
-        speed = _flights.EARTH_RADIUS * batch.vel.norm(dim=-1)
+        speed = _toys.EARTH_RADIUS * batch.vel.norm(dim=-1)
         assert 800 <= speed.min() < speed.max() <= 950
 
     def test_items(self):

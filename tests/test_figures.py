@@ -12,8 +12,8 @@ import yaml
 pytest.importorskip("matplotlib")
 
 from lieattn import viz
-from lieattn.cli import _figures, main
-from lieattn.cli._figures import FIGURES
+from lieattn.cli import _picture, main
+from lieattn.cli._picture import FIGURES
 from lieattn.groups import cyclic
 from lieattn.models import AffineSelfConvNet
 from lieattn.testing import randomize
@@ -37,7 +37,7 @@ SMALL = {
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    monkeypatch.setattr(_figures, "_SIZES", {"steps": 0, "sides": (8, 9), "channels": 1})
+    monkeypatch.setattr(_picture, "_SIZES", {"steps": 0, "sides": (8, 9), "channels": 1})
 
 
 @short_training

@@ -13,7 +13,7 @@ import torch
 
 from lieattn.geometry import AllPairs, Neighbors, Radius
 from lieattn.groups import cyclic, dihedral, tetrahedral
-from lieattn.ops import RelativeTerms, _pooled, _scatter, backend, group_attention, reference_attention, tied_linear
+from lieattn.ops import RelativeTerms, _plain, _pooled, backend, group_attention, reference_attention, tied_linear
 from tests.cases import some
 
 HEADS, DIM, VALUE = 2, 3, 4
@@ -425,7 +425,7 @@ def test_torch_scatter_has_all_derivatives(reduction):
     """Forward, batched and second derivatives, with a target without edges."""
     pytest.importorskip("torch_scatter", reason="torch-scatter is not installed: it needs a C++ compiler")
     target, degree = torch.tensor([0, 0, 0, 2, 2, 3]), torch.tensor([3, 0, 2, 1])
-    lists = {scattered: _scatter.edge_lists(target, degree, scattered) for scattered in (False, True)}
+    lists = {scattered: _plain.edge_lists(target, degree, scattered) for scattered in (False, True)}
     x = torch.randn(6, 2, dtype=torch.float64, requires_grad=True)
     call = getattr(lists[True], reduction)
     torch.testing.assert_close(call(x), getattr(lists[False], reduction)(x), atol=1e-14, rtol=0)

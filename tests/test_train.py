@@ -38,7 +38,7 @@ from lieattn.cli._predictions import mean_network
 from lieattn.geometry import Radius
 from lieattn.groups import FiniteGroup, cyclic, tetrahedral
 from lieattn.io import FORMAT, add_digests, check_content, describe_group, digest, load
-from lieattn.io._trust import untrusted_names
+from lieattn.io._files import untrusted_names
 from lieattn.models import FieldModel, FramewiseTransformer, Lifting
 from lieattn.nn import VectorHead
 from lieattn.train import (

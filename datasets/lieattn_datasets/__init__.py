@@ -4,7 +4,6 @@ The package does not depend on ``lieattn``: any library that accepts a ``torch_g
 """
 
 from lieattn_datasets._clouds import Card, Clouds
-from lieattn_datasets._flights import Flights
 from lieattn_datasets._image_folder import ImageFolder
 from lieattn_datasets._image_transforms import (
     AveragePixels,
@@ -43,7 +42,7 @@ from lieattn_datasets._sphere import (
     on_sphere,
     project_image,
 )
-from lieattn_datasets._toys import Constellation, Springs, simulate_springs, spring_energy
+from lieattn_datasets._toys import Constellation, Flights, Springs, simulate_springs, spring_energy
 from lieattn_datasets._transforms import (
     PermutePoints,
     RandomRotateFields,

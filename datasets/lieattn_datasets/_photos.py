@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from lieattn._core.checks import check_arguments
 from lieattn_datasets._clouds import Card, Transform
 from lieattn_datasets._download import SOURCES, fetch
-from lieattn_datasets._files import Release
-from lieattn_datasets._hdf5 import open_hdf5, read_hdf5
+from lieattn_datasets._files import Release, open_hdf5, read_hdf5
 from lieattn_datasets._images import NpzImages, OfficialImages, Read
 from lieattn_datasets._splits import Split, half_of, hold_out
 

@@ -14,8 +14,7 @@ from torch_geometric.data import Data
 from lieattn._core.checks import check_arguments, check_counts
 from lieattn_datasets._checks import class_array, dtype_of_places, real_array, require
 from lieattn_datasets._clouds import Card, LabeledClouds, Transform
-from lieattn_datasets._files import Release, read_text
-from lieattn_datasets._hdf5 import read_hdf5
+from lieattn_datasets._files import Release, read_hdf5, read_text
 from lieattn_datasets._meshes import normalize_cloud
 from lieattn_datasets._splits import SPLITS, Split, frozen_stream, half_of, hold_out
 from lieattn_datasets._transforms import rotation_matrix

@@ -6,7 +6,6 @@ from lieattn.bench._literal import ATTENTIVE, GSA_NET, LIETRANSFORMER
 from lieattn.bench._measure import Benchmark, peak_memory
 from lieattn.bench._operators import ATTENTION, SCALING, WHOLE_CLOUDS
 from lieattn.bench._steps import EPOCHS, FIBERS, FORCES, FRAMEWISE
-from lieattn.bench._symmetry import ENDS, LIFTS
 
 __all__ = ["BENCHMARKS", "Benchmark", "peak_memory"]
 
@@ -20,8 +19,6 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "fibers": FIBERS,
     "forces": FORCES,
     "lietransformer": LIETRANSFORMER,
-    "lifts": LIFTS,
-    "scales": ENDS,
     "scaling": SCALING,
 }
 """The benchmarks by name."""

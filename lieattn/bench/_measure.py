@@ -109,44 +109,42 @@ def peak_memory(build: Callable[[], Problem]) -> float:
             return NAN
 
 
-def table(records: list[Record]) -> str:
-    """Format records as aligned text, with speed and memory of each way relative to the first way of its case."""
-    heads = ["case", "way", "step ms", "forward ms", "peak MiB", "spread", "speed", "memory"]
-    first, rows = {record.case: record for record in reversed(records)}, []
-    for record in records:
-        base = first[record.case]
-        speed, memory = base.step_ms / record.step_ms, record.peak_mb / max(base.peak_mb, 1e-9)
-        cells = [f"{value:.1f}" for value in (record.step_ms, record.forward_ms, record.peak_mb)]
-        cells += [f"{record.spread:.0%}", f"{speed:.1f}x", f"{memory:.2f}x"]
-        # A memory that was not measured is NaN.
-        rows.append([record.case, record.way, *("-" if "nan" in cell else cell for cell in cells)])
-    return aligned([heads, *rows])
-
-
 @dataclass(frozen=True)
 class Benchmark:
     """A benchmark of the command: what it measures, its sizes, toy sizes in place of some, and its cases.
 
-    ``run`` makes other records than those of the cases; it is called with the sizes, the number of repeats and the
-    device. ``options`` are those of :func:`compare`.
+    ``run`` measures the cases in another way; it is called with the sizes, the number of repeats and the device.
+    ``options`` are those of :func:`compare`.
     """
 
     text: str
     sizes: Sizes
     small: Sizes
-    cases: Callable[[Sizes, str], Cases] = lambda sizes, device: {}
-    run: Callable[[Sizes, int | None, str], list[Any]] | None = None
-    table: Callable[[list[Any]], str] = table
-    remarks: Callable[[list[Any], Sizes], list[str]] = lambda records, sizes: []
+    cases: Callable[[Sizes, str], Cases]
+    run: Callable[[Sizes, int | None, str], list[Record]] | None = None
+    remarks: Callable[[list[Record], Sizes], list[str]] = lambda records, sizes: []
     on_gpus: bool = True
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def records(self, repeats: int | None, device: str, sizes: Sizes) -> list[Any]:
+    def records(self, repeats: int | None, device: str, sizes: Sizes) -> list[Record]:
         """Return the records of all cases."""
         if self.run is not None:
             return self.run(sizes, repeats, device)
         given = self.options if repeats is None else {**self.options, "repeats": repeats}
         return compare(self.cases(sizes, device), device=device, **given)
+
+    def table(self, records: list[Record]) -> str:
+        """Format records as aligned text, with speed and memory of each way relative to the first way of its case."""
+        heads = ["case", "way", "step ms", "forward ms", "peak MiB", "spread", "speed", "memory"]
+        first, rows = {record.case: record for record in reversed(records)}, []
+        for record in records:
+            base = first[record.case]
+            speed, memory = base.step_ms / record.step_ms, record.peak_mb / max(base.peak_mb, 1e-9)
+            cells = [f"{value:.1f}" for value in (record.step_ms, record.forward_ms, record.peak_mb)]
+            cells += [f"{record.spread:.0%}", f"{speed:.1f}x", f"{memory:.2f}x"]
+            # A memory that was not measured is NaN.
+            rows.append([record.case, record.way, *("-" if "nan" in cell else cell for cell in cells)])
+        return aligned([heads, *rows])
 
 
 def _timed(problem: Problem, device: str = "cpu", clock: Clock = time.perf_counter) -> tuple[float, float]:

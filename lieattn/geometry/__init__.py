@@ -4,7 +4,7 @@ from lieattn.geometry._clouds import PointClouds, point_clouds
 from lieattn.geometry._frames import FiniteFrames, Frames, GivenFrames, GroupFrames, SampledFrames, Sites
 from lieattn.geometry._grid import Raster, crop, pixel_positions, pooling_cells
 from lieattn.geometry._indices import Padding, flatten, padding, unflatten
-from lieattn.geometry._lift import ScaleFrames, lift, natural_space
+from lieattn.geometry._lift import ScaleFrames, Stencil, lift, lift_rasters, natural_space
 from lieattn.geometry._lifted_graph import LiftedGraph, Piece, pieces
 from lieattn.geometry._neighbor_lists import Neighbors
 from lieattn.geometry._neighbors import (
@@ -20,7 +20,6 @@ from lieattn.geometry._neighbors import (
 )
 from lieattn.geometry._principal_frames import DegenerateFramesWarning, PrincipalFrames, sign_group
 from lieattn.geometry._relative import RelativeElements, num_coordinates
-from lieattn.geometry._stencil import Stencil, lift_rasters
 from lieattn.geometry._subsample import Coarse, coarsen, farthest_by_distance, farthest_points
 
 __all__ = [

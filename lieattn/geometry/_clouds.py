@@ -13,8 +13,7 @@ from lieattn._core.checks import check_has_numbers, check_is, check_tensor
 from lieattn._core.contexts import check_not_batched
 from lieattn._core.messages import titled_table
 from lieattn._core.numerics import counts, maxima, means, sums
-from lieattn.geometry._indices import check_indices, check_mask, cloud_index, first_true
-from lieattn.geometry._movable import Movable, OnFirstUse
+from lieattn.geometry._indices import Movable, OnFirstUse, check_indices, check_mask, cloud_index, first_true
 from lieattn.geometry._search import complete_cells
 
 # Sums of squares of coordinates up to this size are finite in float64.

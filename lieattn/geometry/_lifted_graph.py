@@ -13,8 +13,7 @@ from torch import Tensor
 from lieattn._core.checks import check_arguments, check_count, check_is, check_tensor, may_read_values
 from lieattn._core.contexts import may_recompute, without_autocast
 from lieattn.geometry._clouds import PointClouds
-from lieattn.geometry._indices import check_indices, ranges
-from lieattn.geometry._movable import Movable
+from lieattn.geometry._indices import Movable, check_indices, ranges
 from lieattn.geometry._neighbor_lists import Neighbors
 from lieattn.geometry._neighbors import Neighborhood, find_neighbors, smooth_cutoff
 from lieattn.geometry._relative import RelativeElements, in_frames, rows_of

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from lieattn._core.checks import check_tensor, counted, kind, may_read_values
 from lieattn._core.numerics import counts, sums
-from lieattn.geometry._indices import Padding, check_indices, first_true, padding
-from lieattn.geometry._movable import Movable, OnFirstUse
+from lieattn.geometry._indices import Movable, OnFirstUse, Padding, check_indices, first_true, padding
 from lieattn.geometry._search import sort_keys
 
 # Clouds are padded to the largest one if the number of pairs grows at most by this factor. Otherwise lists are cheaper.

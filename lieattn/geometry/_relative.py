@@ -13,7 +13,7 @@ from torch import Tensor
 from lieattn._core.checks import check_alike, check_choice, check_is, check_length, check_returned, check_tensor
 from lieattn._core.contexts import region, transformed, without_autocast
 from lieattn._core.numerics import lengths, sums
-from lieattn.geometry._movable import Movable
+from lieattn.geometry._indices import Movable
 from lieattn.geometry._neighbor_lists import Neighbors
 from lieattn.groups import FiniteGroup, Group, SemidirectProduct, affine
 from lieattn.spaces import Euclidean, HomogeneousSpace, PositionDirection

@@ -14,8 +14,7 @@ from lieattn._core.checks import check_arguments, check_choice, check_count, che
 from lieattn._core.contexts import outside_of_transforms
 from lieattn._core.numerics import counts, maxima, reduced
 from lieattn.geometry._clouds import PointClouds, as_coordinates, point_clouds
-from lieattn.geometry._indices import check_indices, check_mask, first_true, members, ranges
-from lieattn.geometry._movable import Movable
+from lieattn.geometry._indices import Movable, check_indices, check_mask, first_true, members, ranges
 from lieattn.geometry._search import TIE_TOLERANCE, pairs_between
 
 # Distances of points that were chosen, and of padding: below those of all other points, padding last.

@@ -11,10 +11,17 @@ from lieattn.io._checkpoint import (
     load_weights,
     read_checkpoint,
 )
-from lieattn.io._files import CheckpointError, UsageError, digest, digest_of_json, replace_text, replacing
+from lieattn.io._files import (
+    CheckpointError,
+    UsageError,
+    check_trusted,
+    digest,
+    digest_of_json,
+    replace_text,
+    replacing,
+)
 from lieattn.io._record import Record, Recorded, TiedWeights, describe, is_pretrained, settle, tied_to_group, uncompiled
 from lieattn.io._saved import load, save, trained_cards
-from lieattn.io._trust import check_trusted
 
 __all__ = [
     "FORMAT",

@@ -22,8 +22,7 @@ from torch import Tensor, nn
 
 from lieattn._core.numerics import KeptTables, first_dtype
 from lieattn._core.values import plain_text
-from lieattn.io._files import CheckpointError
-from lieattn.io._trust import check_trusted
+from lieattn.io._files import CheckpointError, check_trusted
 
 V = TypeVar("V")
 _UNCHECKED = ", or load dict(state_dict) to skip this check"

@@ -1,14 +1,12 @@
 """Networks built from ``lieattn.nn``; each family has a folder."""
 
 from lieattn.models._base.captured import Captured
-from lieattn.models._base.ensemble import Ensemble, Spread
-from lieattn.models._base.field_model import FieldModel
 from lieattn.models._base.inputs import CloudInputs, SortedDistances, Species, VectorEmbedding
 from lieattn.models._base.network import EquivariantModule, GroupField, Network, Wrapper
-from lieattn.models._base.preprocessed import Preprocessed
 from lieattn.models._base.rescaled import Rescaled
 from lieattn.models._base.symmetry import Symmetry
 from lieattn.models._base.transfer import transfer_weights
+from lieattn.models._base.wrappers import Ensemble, FieldModel, Preprocessed, Spread
 from lieattn.models.affine import AffineNet, AffineSelfConvNet, BottleneckBlock
 from lieattn.models.attentive import (
     AttentionKind,

@@ -7,14 +7,17 @@ times on any device. It stores tensors of size edges x fiber x fiber.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from lieattn._core.checks import may_read_values
+from lieattn._core.contexts import transformed
 from lieattn.geometry import Neighbors
-from lieattn.ops._pooled import contract
-from lieattn.ops._scatter import EdgeLists, edge_lists
 from lieattn.ops._terms import Normalization, Pattern, Problem
 
 _Rows = Callable[[Tensor], Tensor]
@@ -200,3 +203,111 @@ def _public_weights(inner: Tensor, outer: Tensor | None, pattern: Pattern) -> Te
 def _by_head(signal: Tensor, index: Tensor) -> Tensor:
     """Convert [points, fiber, heads, dim] to [edges, heads, fiber, dim], contiguous for matrix products."""
     return signal.transpose(1, 2).contiguous().index_select(0, index)
+
+
+_functorch = torch._C._functorch  # there is no public function for this question
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeLists:
+    """Lists of edges, sorted by target.
+
+    Attributes
+    ----------
+    target, degree
+        Target of each edge ``[edges]`` int64, and number of edges of each target ``[targets]`` int64.
+    ptr
+        First edge of each target ``[targets + 1]`` int64 if torch-scatter evaluates the sums; None for torch.
+    """
+
+    target: Tensor
+    degree: Tensor
+    ptr: Tensor | None
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Return the sums over the edges of each target, ``[targets, *]``, of ``[edges, *]``."""
+        if self.ptr is not None:
+            return _segments(x, self.ptr, False)
+        from torch_geometric.utils import scatter
+
+        return scatter(x, self.target, dim=0, dim_size=len(self.degree), reduce="sum")
+
+    def softmax(self, score: Tensor) -> Tensor:
+        """Return the softmax over the edges of each target, of scores ``[edges, *]``."""
+        if self.ptr is None:
+            from torch_geometric.utils import softmax
+
+            return softmax(score, self.target, num_nodes=len(self.degree))
+        from torch_scatter import gather_csr, segment_csr
+
+        largest = segment_csr(score.detach().contiguous(), self.ptr, reduce="max")
+        weight = (score - gather_csr(largest, self.ptr)).exp()
+        return weight / _segments(self.sum(weight), self.ptr, True)
+
+
+def edge_lists(target: Tensor, degree: Tensor, scattered: bool) -> EdgeLists:
+    """Return the lists of edges, for torch-scatter if ``scattered``."""
+    return EdgeLists(target, degree, F.pad(degree.cumsum(0), (1, 0)) if scattered else None)
+
+
+class _Segments(torch.autograd.Function):
+    """Sums over segments, or copies to their entries; the derivative of each is the other, any number of times."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, ptr: Tensor, spread: bool) -> Tensor:
+        from torch_scatter import gather_csr, segment_csr
+
+        ctx.spread = spread
+        ctx.save_for_backward(ptr)
+        ctx.save_for_forward(ptr)
+        x = x.contiguous()
+        found: Tensor = gather_csr(x, ptr) if spread else segment_csr(x, ptr, reduce="sum")
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (ptr,) = ctx.saved_tensors
+        if transformed() or _functorch.is_legacy_batchedtensor(grad):  # torch-scatter does not know batched tensors
+            rows = torch.arange(len(ptr) - 1, device=ptr.device).repeat_interleave(ptr.diff())
+            if not ctx.spread:
+                return grad.index_select(0, rows), None, None
+            return grad.new_zeros(len(ptr) - 1, *grad.shape[1:]).index_add(0, rows, grad), None, None
+        return _segments(grad, ptr, not ctx.spread), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+        (ptr,) = ctx.saved_tensors
+        return _segments(tangent, ptr, ctx.spread)
+
+
+def _segments(x: Tensor, ptr: Tensor, spread: bool) -> Tensor:
+    found: Tensor = _Segments.apply(x, ptr, spread)
+    return found
+
+
+def contract(psi: Tensor, signal: Tensor, source: Tensor, row: Tensor, *, repeats: bool, keys: bool = False) -> Tensor:
+    """Multiply the signal by psi at every edge, and sum over key frames, ``[edges, out, heads, dim]``.
+
+    With ``keys``, the sum is not computed, and there is an axis for key frames after ``out``. If ``repeats``, edges may
+    share rows of psi.
+    """
+    factors, entries, made = "ambc", "mbc", "ambc" if keys else "abc"
+    if psi.ndim == 6:
+        factors, entries, signal = "ambcd", "md", signal.flatten(2)
+        signal = signal.sum(dim=1, keepdim=True) if psi.shape[2] == 1 and not keys else signal
+    if repeats:
+        points, place = _used(source, len(signal))
+        if len(points) * len(psi) <= 2 * len(source):
+            every = torch.einsum(f"t{factors},p{entries}->pt{made}", psi, signal.index_select(0, points))
+            return every.flatten(0, 1).index_select(0, place * len(psi) + row)
+    at_edges = signal.index_select(0, source)
+    return torch.einsum(f"e{factors},e{entries}->e{made}", psi.index_select(0, row), at_edges)
+
+
+def _used(source: Tensor, num_points: int) -> tuple[Tensor, Tensor]:
+    """Return the points that are sources, and the place of each source among them; all points in traces."""
+    if not may_read_values(source):
+        return torch.arange(num_points, device=source.device), source
+    here = torch.zeros(num_points, dtype=torch.bool, device=source.device)
+    here[source] = True
+    return here.nonzero()[:, 0], (here.cumsum(0) - 1).index_select(0, source)

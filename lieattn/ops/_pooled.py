@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from lieattn._core.checks import may_read_values
 from lieattn._core.contexts import may_recompute
 from lieattn.geometry import Neighbors
-from lieattn.ops._scatter import EdgeLists, edge_lists
+from lieattn.ops._plain import EdgeLists, contract, edge_lists
 from lieattn.ops._terms import Problem
 
 # Number of entries of the largest tensor of a portion, which should fit into the cache.
@@ -131,31 +130,3 @@ def _summed(signal: Tensor, psi: Tensor | None, part: _Portion) -> Tensor:
         return contract(psi, signal, part.source, part.row, repeats=part.repeats)
     seen = signal.sum(dim=1).index_select(0, part.source)[:, None]
     return seen if psi is None else seen * psi[:, :, 0].index_select(0, part.row)
-
-
-def contract(psi: Tensor, signal: Tensor, source: Tensor, row: Tensor, *, repeats: bool, keys: bool = False) -> Tensor:
-    """Multiply the signal by psi at every edge, and sum over key frames, ``[edges, out, heads, dim]``.
-
-    With ``keys``, the sum is not computed, and there is an axis for key frames after ``out``. If ``repeats``, edges may
-    share rows of psi.
-    """
-    factors, entries, made = "ambc", "mbc", "ambc" if keys else "abc"
-    if psi.ndim == 6:
-        factors, entries, signal = "ambcd", "md", signal.flatten(2)
-        signal = signal.sum(dim=1, keepdim=True) if psi.shape[2] == 1 and not keys else signal
-    if repeats:
-        points, place = _used(source, len(signal))
-        if len(points) * len(psi) <= 2 * len(source):
-            every = torch.einsum(f"t{factors},p{entries}->pt{made}", psi, signal.index_select(0, points))
-            return every.flatten(0, 1).index_select(0, place * len(psi) + row)
-    at_edges = signal.index_select(0, source)
-    return torch.einsum(f"e{factors},e{entries}->e{made}", psi.index_select(0, row), at_edges)
-
-
-def _used(source: Tensor, num_points: int) -> tuple[Tensor, Tensor]:
-    """Return the points that are sources, and the place of each source among them; all points in traces."""
-    if not may_read_values(source):
-        return torch.arange(num_points, device=source.device), source
-    here = torch.zeros(num_points, dtype=torch.bool, device=source.device)
-    here[source] = True
-    return here.nonzero()[:, 0], (here.cumsum(0) - 1).index_select(0, source)

@@ -22,7 +22,7 @@ from torch.utils.data import Dataset
 from torch_geometric.data import Data
 
 from lieattn.cli import main
-from lieattn.compare import _budget as budgets
+from lieattn.compare import _cell as budgets
 from lieattn.geometry import Radius, lift
 from lieattn.groups import cyclic
 from lieattn.io import replace_text

@@ -43,8 +43,15 @@ from lieattn.models._base.inputs import (
     read_inputs,
     with_planes,
 )
-from lieattn.models._base.jumps import decided, is_open, jumps_of, jumps_of_frames, jumps_of_neighbors, kinks_of
-from lieattn.models._base.symmetry import Symmetry
+from lieattn.models._base.symmetry import (
+    Symmetry,
+    decided,
+    is_open,
+    jumps_of,
+    jumps_of_frames,
+    jumps_of_neighbors,
+    kinks_of,
+)
 from lieattn.models._base.tied import tied_geometry
 from lieattn.nn import Pooling, act_on_grid, grid_images
 from lieattn.reps import Representation

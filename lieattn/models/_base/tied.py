@@ -12,7 +12,7 @@ from torch.nn import functional
 from lieattn.geometry import Given, PrincipalFrames, ScaleFrames
 from lieattn.io import tied_to_group
 from lieattn.models._base.inputs import CloudInputs, Species
-from lieattn.models._base.jumps import decided
+from lieattn.models._base.symmetry import decided
 from lieattn.nn import GroupAttention, Heads, LieBlock
 from lieattn.nn.relative import RelativePositionTable
 from lieattn.reps import Representation

@@ -9,10 +9,9 @@ from torch import nn
 
 from lieattn._core.checks import check_arguments
 from lieattn.io import Record, uncompiled
-from lieattn.models._base.ensemble import Ensemble
-from lieattn.models._base.field_model import FieldModel
 from lieattn.models._base.network import Network, Wrapper
 from lieattn.models._base.tied import OF_OUTPUTS
+from lieattn.models._base.wrappers import Ensemble, FieldModel
 from lieattn.nn import Heads
 
 

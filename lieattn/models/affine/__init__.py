@@ -1,7 +1,6 @@
 """Networks with affine self convolution."""
 
-from lieattn.models.affine._clouds import AffineNet
-from lieattn.models.affine._network import AffineSelfConvNet, BottleneckBlock
+from lieattn.models.affine._network import AffineNet, AffineSelfConvNet, BottleneckBlock
 
 __all__ = [
     "AffineNet",

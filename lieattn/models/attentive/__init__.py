@@ -1,6 +1,5 @@
 """Attentive group convolutional networks."""
 
-from lieattn.models.attentive._clouds import AttentiveNet
 from lieattn.models.attentive._deep import (
     AttentiveDenseBlock,
     AttentiveDenseNet,
@@ -8,7 +7,13 @@ from lieattn.models.attentive._deep import (
     AttentiveResNet,
     AttentiveTransition,
 )
-from lieattn.models.attentive._networks import AttentionKind, AttentiveAllCNN, AttentiveCNN, AttentiveNetwork
+from lieattn.models.attentive._networks import (
+    AttentionKind,
+    AttentiveAllCNN,
+    AttentiveCNN,
+    AttentiveNet,
+    AttentiveNetwork,
+)
 
 __all__ = [
     "AttentionKind",

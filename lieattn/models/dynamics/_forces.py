@@ -14,11 +14,10 @@ from lieattn._core.checks import check_arguments, kind
 from lieattn._core.contexts import transformed
 from lieattn.geometry import PointClouds, point_clouds
 from lieattn.models._base.inputs import copied
-from lieattn.models._base.jumps import Jumps, make_continuous
 from lieattn.models._base.network import Wrapper
-from lieattn.models._base.symmetry import Symmetry
-from lieattn.models.dynamics._compiled import CompiledGradients
-from lieattn.models.dynamics._energies import (
+from lieattn.models._base.symmetry import Jumps, Symmetry, make_continuous
+from lieattn.models.dynamics._compiled import (
+    CompiledGradients,
     Gradients,
     Outputs,
     check_derivatives,

@@ -15,11 +15,10 @@ from lieattn._core.checks import LARGEST, check_arguments, check_choice, check_h
 from lieattn._core.contexts import transformed
 from lieattn._core.messages import needs_extra, warn
 from lieattn.geometry import PointClouds
-from lieattn.models._base.jumps import Jumps, make_continuous
 from lieattn.models._base.lifted import without_lattice
 from lieattn.models._base.network import Wrapper
-from lieattn.models._base.symmetry import Symmetry
-from lieattn.models.dynamics._energies import (
+from lieattn.models._base.symmetry import Jumps, Symmetry, make_continuous
+from lieattn.models.dynamics._compiled import (
     check_derivatives,
     check_energies,
     energy_among,

@@ -27,10 +27,9 @@ from lieattn.geometry import (
 )
 from lieattn.groups import FiniteGroup
 from lieattn.models._base.inputs import PointInputs, VectorEmbedding, VectorInputs, features, in_precision_of_weights
-from lieattn.models._base.jumps import JUMPS_OF_POOLINGS, jumps_of_neighbors
 from lieattn.models._base.lifted import LiftedNetwork, without_lattice
 from lieattn.models._base.network import GroupField, OutputKind, PointOutputs
-from lieattn.models._base.symmetry import Symmetry, of_squares
+from lieattn.models._base.symmetry import JUMPS_OF_POOLINGS, Symmetry, jumps_of_neighbors, of_squares
 from lieattn.models.frames._framewise import FramewiseHead
 from lieattn.nn import FieldBatchNorm, FramewiseBlock, GroupConvolution, GroupLinear, Pooling
 from lieattn.nn.relative import BumpKernel, RotaryPhases

@@ -22,10 +22,9 @@ from lieattn.geometry import (
 )
 from lieattn.groups import FiniteGroup
 from lieattn.models._base.inputs import PointInputs, VectorInputs, attribute, lifted_fields
-from lieattn.models._base.jumps import jumps_of_frames, jumps_of_neighbors
 from lieattn.models._base.lifted import LiftedNetwork, new_generator
 from lieattn.models._base.network import PointOutputs, cutoff_of
-from lieattn.models._base.symmetry import Symmetry, of_squares
+from lieattn.models._base.symmetry import Symmetry, jumps_of_frames, jumps_of_neighbors, of_squares
 from lieattn.nn import LiftingConvolution
 from lieattn.nn.relative import AngleFeatures, EdgeNetwork
 

@@ -1,7 +1,6 @@
 """GSA-Nets: group equivariant stand-alone self-attention."""
 
-from lieattn.models.gsa._geometry import GSAGeometry
 from lieattn.models.gsa._network import GSANet
-from lieattn.models.gsa._options import Dropouts, GSAOptions, GSAReadout, Stages
+from lieattn.models.gsa._options import Dropouts, GSAGeometry, GSAOptions, GSAReadout, Stages
 
 __all__ = ["Dropouts", "GSAGeometry", "GSANet", "GSAOptions", "GSAReadout", "Stages"]

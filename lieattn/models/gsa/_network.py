@@ -35,13 +35,21 @@ from lieattn.models._base.inputs import (
     features,
     in_precision_of_weights,
 )
-from lieattn.models._base.jumps import JUMPS_OF_POOLINGS
 from lieattn.models._base.lifted import LiftedNetwork, without_lattice
 from lieattn.models._base.network import GroupField
-from lieattn.models._base.symmetry import Symmetry
+from lieattn.models._base.symmetry import JUMPS_OF_POOLINGS, Symmetry
 from lieattn.models._base.tied import tied_lengths
-from lieattn.models.gsa._geometry import POOL, GSAGeometry, cropped, pooled
-from lieattn.models.gsa._options import Dropouts, GSAHead, GSAOptions, GSAReadout, Stages
+from lieattn.models.gsa._options import (
+    POOL,
+    Dropouts,
+    GSAGeometry,
+    GSAHead,
+    GSAOptions,
+    GSAReadout,
+    Stages,
+    cropped,
+    pooled,
+)
 from lieattn.nn import CloudNorm, GridPool, GroupSelfAttention, Inexact, LiftingSelfAttention, PreNormBlock
 from lieattn.nn.relative import (
     CoordinateEncoding,

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from lieattn._core.checks import check_arguments, check_dropout, check_length
 from lieattn._core.contexts import as_without_autocast
-from lieattn.geometry import LiftedGraph
+from lieattn.geometry import Coarse, LiftedGraph, PointClouds, crop
 from lieattn.groups import FiniteGroup
-from lieattn.nn import CloudPool, FiberPool, Inexact, Pooling
+from lieattn.nn import CloudPool, FiberPool, GridPool, Inexact, Pooling
 
 Order = Literal["points_first", "frames_first"]
 Activation = Literal["silu", "relu", "gelu"]
@@ -250,3 +250,59 @@ class GSAHead(nn.Linear):
     def _maximum(self, y: Tensor, graph: LiftedGraph) -> Tensor:
         """Return the maximum over the frames of all scales, for points or clouds."""
         return self.fiber_pool(graph.by_level(y).flatten(1, 2))
+
+
+POOL = 2
+
+
+@dataclass(frozen=True, eq=False)
+class GSAGeometry:
+    """Geometry of a forward pass, computed by :meth:`GSANet.geometry`, possibly in a worker of the data loader.
+
+    Attributes
+    ----------
+    lifting
+        Graph of the lifting layer.
+    stages
+        For each stage, the graph of each block, with the points that its crop keeps.
+    cells
+        For each stage, the pooling cell ``[points]`` int64 of each pixel, or those of other clouds; None for stages
+        without pooling.
+    clouds
+        The points after each stage; the last entry is ``graph``.
+    graph
+        Graph of the output field.
+    """
+
+    lifting: LiftedGraph
+    stages: tuple[tuple[LiftedGraph, ...], ...]
+    cells: tuple[Tensor | Coarse | None, ...]
+    clouds: tuple[PointClouds, ...]
+    graph: LiftedGraph
+
+
+def cropped(clouds: PointClouds, margin: int) -> tuple[Tensor | None, PointClouds]:
+    """Return the indices of the points that a crop keeps (None if it keeps all), and the clouds of these points."""
+    if margin == 0:
+        return None, clouds
+    if clouds.grid is None:
+        raise ValueError("data: cropping of pixels needs the size of each image, grid [clouds, 2], got None")
+    kept, grid = crop(clouds.grid, margin)
+    left = PointClouds(
+        pos=clouds.pos[kept],
+        batch=clouds.batch[kept],
+        num_clouds=clouds.num_clouds,
+        grid=grid,
+    )
+    return kept, left.with_each()
+
+
+def pooled(clouds: PointClouds, pool: GridPool) -> tuple[Tensor, PointClouds]:
+    """Return the pooling cell of each point, and the clouds whose points are the cells."""
+    if clouds.grid is None:
+        one = "for other clouds use Stages(..., share=0.25)"
+        raise ValueError(f"data: pooling of pixels needs the size of each image, grid [clouds, 2], got None; {one}")
+    cell, grid = pool.cells(clouds.grid)
+    batch = torch.repeat_interleave(torch.arange(len(grid), device=grid.device), grid.prod(dim=1))
+    pos = pool.centers(clouds.pos, cell, len(batch))
+    return cell, PointClouds(pos=pos, batch=batch, num_clouds=clouds.num_clouds, grid=grid).with_each()

@@ -27,9 +27,8 @@ from lieattn.models._base.inputs import (
     read_inputs,
     vectors,
 )
-from lieattn.models._base.jumps import jumps_of_neighbors
 from lieattn.models._base.network import EquivariantModule, OutputKind, PointOutputs, cutoff_of
-from lieattn.models._base.symmetry import Symmetry, of_squares
+from lieattn.models._base.symmetry import Symmetry, jumps_of_neighbors, of_squares
 from lieattn.models.irreps._layers import (
     AttentionBlock,
     Convolution,

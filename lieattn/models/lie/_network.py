@@ -39,10 +39,9 @@ from lieattn.geometry import (
 )
 from lieattn.groups import FiniteGroup, Translations
 from lieattn.models._base.inputs import PointInputs, VectorEmbedding, VectorInputs, features, vectors
-from lieattn.models._base.jumps import jumps_of_neighbors
 from lieattn.models._base.lifted import LiftedNetwork, new_generator
 from lieattn.models._base.network import OutputKind, cutoff_of
-from lieattn.models._base.symmetry import Symmetry
+from lieattn.models._base.symmetry import Symmetry, jumps_of_neighbors
 from lieattn.models._base.tied import tied_lengths, tied_repr
 from lieattn.nn import (
     BlockNorm,

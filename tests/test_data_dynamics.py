@@ -154,15 +154,6 @@ class TestNBody:
         batch = next(iter(DataLoader(part, batch_size=2)))
         assert batch.y.shape == (10, 3)
 
-    def test_trajectories(self, tmp_path):
-        content = write_nbody(tmp_path)
-        data = ld.NBodyTrajectories(tmp_path, verify=False)[1]
-        assert data.y.shape == (5, 3, 6)
-        np.testing.assert_array_equal(data.y[:, 2, :3], content["traj_pos"][1, 2])
-        np.testing.assert_array_equal(data.y[:, 1, 3:], content["traj_vel"][1, 1])
-        np.testing.assert_array_equal(data.pos, data.y[:, 0, :3])
-        np.testing.assert_allclose(data.time, [[0, 0.1, 0.2]])
-
     def test_snapshots_of_the_file(self, tmp_path):
         write_nbody(tmp_path)
         with pytest.raises(ValueError, match=r"^start, end: expected increasing snapshots in 0 \.\. 2, got 3 and 4"):

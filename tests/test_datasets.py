@@ -514,7 +514,6 @@ class TestTransforms:
             ld.RandomWarpImage(1, bend=1.0),
             ld.RandomCrop(1),
             ld.Standardize(0.5, 0.5),
-            ld.PermutePoints(1),
             ld.AveragePixels(1),
             ld.DropBackground(0.1),
             ld.DropPoints(1, 0.5),
@@ -687,23 +686,6 @@ class TestTransforms:
         assert torch.equal(ld.DropPoints(2, share=0.25)(image).x, dropped[0].x)
         assert all(len(ld.DropPoints(seed, share=0.999)(image).pos) >= 1 for seed in range(5))
 
-    def test_permutation_takes_all_that_belongs_to_points(self):
-        vectors, names = torch.randn(5, 3), ["a", "b", "c", "d", "e"]
-        data = Data(
-            pos=torch.randn(5, 3), vel=vectors, z=torch.arange(5), name=names, y=torch.rand(1, 5), time=torch.rand(1)
-        )
-        permuted = ld.PermutePoints(3)(data)
-        assert permuted.z.tolist() != list(range(5))
-        assert torch.equal(ld.PermutePoints(3)(data).z, permuted.z)
-        assert torch.equal(permuted.pos, data.pos[permuted.z])
-        assert torch.equal(permuted.vel, vectors[permuted.z])
-        assert permuted.name == [names[number] for number in permuted.z]
-        assert torch.equal(permuted.y, data.y)
-        assert torch.equal(permuted.time, data.time)
-        assert data.name is names
-        one = Data(pos=torch.randn(1, 3), y=torch.rand(1, 2))
-        assert torch.equal(ld.PermutePoints(3)(one).y, one.y)
-
     test_bad_input = staticmethod(
         refuses(
             (lambda: ld.RotatePoints(math.nan), "angle: expected a finite number, got nan"),
@@ -731,20 +713,23 @@ class TestTransforms:
                 lambda: ld.RandomWarpImage()(ld.Standardize(0.5, 0.1)(ld.image_to_data(GRAY[0]))),
                 "standardize after RandomWarpImage",
             ),
-            (lambda: ld.RotateImage(1)(ld.PermutePoints()(ld.image_to_data(GRAY[0]))), "expected the upright"),
+            (lambda: ld.RotateImage(1)(mixed()), "expected the upright"),
             (lambda: ld.AveragePixels(0), "size: expected an integer of at least 1"),
             (lambda: ld.AveragePixels(3)(ld.image_to_data(np.zeros((6, 4)))), r"multiples of 3, got ..6, 4.."),
             (lambda: ld.AveragePixels()(Data(x=torch.zeros(4, 1), pos=torch.zeros(4, 2))), "got none"),
-            (lambda: ld.PermutePoints(-1), "seed: expected an integer of at least 0"),
             (lambda: ld.DropPoints(share=1.0), "share: expected a probability in .0, 1., got 1.0"),
             (lambda: ld.DropPoints()(Batch.from_data_list([Data()])), "one cloud, got a Batch"),
             (lambda: ld.DropBackground(-1), "threshold: expected a finite number of at least 0, got -1"),
             (lambda: ld.DropBackground()(Batch.from_data_list([Data(x=torch.ones(1, 1))])), "one cloud, got a Batch"),
-            (lambda: ld.PermutePoints()(Data(edge_index=torch.zeros(2, 1))), "without edge_index"),
-            (lambda: ld.PermutePoints()(Data(pos=torch.rand(3, 3), face=torch.zeros(3, 1))), "of points, got face"),
-            (lambda: ld.PermutePoints()(Data(pos=torch.rand(3, 3), x=torch.rand(2, 1))), "data.x: expected"),
         )
     )
+
+
+def mixed():
+    """Return an image whose pixels are not in raster order."""
+    image = ld.image_to_data(GRAY[0])
+    image.pos = image.pos.flip(0)
+    return image
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,6 @@ def test_pictures_and_wind(tmp_path):
 def test_particles(tmp_path):
     saved(tmp_path, "nbody_charged5", 14)
     assert [len(ld.NBody(tmp_path, split, verify=False)) for split in ("train", "valid", "test")] == [6, 4, 4]
-    assert len(ld.NBodyTrajectories(tmp_path, verify=False)) == 14
 
 
 def test_the_command_compares_content_however_it_is_packed(tmp_path, monkeypatch, capsys):

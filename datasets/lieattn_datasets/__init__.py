@@ -13,7 +13,6 @@ from lieattn_datasets._image_transforms import (
     RandomWarpImage,
     RotateImage,
     Standardize,
-    StandardizeTargets,
 )
 from lieattn_datasets._images import ImagePoints, data_to_image, grid_positions, image_to_data
 from lieattn_datasets._md17 import MD17_MOLECULES, RMD17, RMD17Subset
@@ -25,7 +24,6 @@ from lieattn_datasets._nbody import (
     ChargedParticles,
     NBody,
     NBodySimulated,
-    NBodyTrajectories,
     charge_energy,
     simulate_charges,
 )
@@ -44,7 +42,6 @@ from lieattn_datasets._sphere import (
 )
 from lieattn_datasets._toys import Constellation, Flights, Springs, simulate_springs, spring_energy
 from lieattn_datasets._transforms import (
-    PermutePoints,
     RandomRotateFields,
     RandomRotatePoints,
     RandomScalePoints,
@@ -92,9 +89,7 @@ __all__ = [
     "Molecules",
     "NBody",
     "NBodySimulated",
-    "NBodyTrajectories",
     "PatchCamelyon",
-    "PermutePoints",
     "ProceduralScenes",
     "ProceduralShapes",
     "QM9Subset",
@@ -115,7 +110,6 @@ __all__ = [
     "SphericalMNIST",
     "Springs",
     "Standardize",
-    "StandardizeTargets",
     "TransformFields",
     "TransformPoints",
     "WindOnSphere",

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 from torch_geometric.data import Batch, Data
@@ -195,24 +194,7 @@ class AveragePixels(Configured):
         return averaged
 
 
-class _Scaling(Configured):
-    """Subtract a mean and divide by a standard deviation: one number of each, or one for each column."""
-
-    _dtype = torch.float64
-
-    def __init__(self, mean: _Numbers, std: _Numbers) -> None:
-        check_arguments(_Scaling.__init__, locals())
-        self.mean, self.std = (
-            torch.atleast_1d(torch.from_numpy(real_array(name, values)).to(self._dtype, copy=True))
-            for name, values in (("mean", mean), ("std", std))
-        )
-        alike = self.mean.dim() == 1 and self.mean.shape == self.std.shape
-        require(alike, "mean, std", "the same length", f"mean={mean} and std={std}")
-        right = self.mean.isfinite() & self.std.isfinite() & (self.std > 0)
-        require(right.all(), "mean, std", "finite numbers and positive finite numbers", f"{mean} and {std}")
-
-
-class Standardize(_Scaling):
+class Standardize(Configured):
     """Subtract a mean from each channel of ``x`` and divide it by a standard deviation.
 
     Parameters
@@ -221,7 +203,16 @@ class Standardize(_Scaling):
         One number, or one per channel; std must be positive. See ``Standardize(*dataset.statistics())``.
     """
 
-    _dtype = torch.float32
+    def __init__(self, mean: _Numbers, std: _Numbers) -> None:
+        check_arguments(Standardize.__init__, locals())
+        self.mean, self.std = (
+            torch.atleast_1d(torch.from_numpy(real_array(name, values)).float())
+            for name, values in (("mean", mean), ("std", std))
+        )
+        alike = self.mean.dim() == 1 and self.mean.shape == self.std.shape
+        require(alike, "mean, std", "the same length", f"mean={mean} and std={std}")
+        right = self.mean.isfinite() & self.std.isfinite() & (self.std > 0)
+        require(right.all(), "mean, std", "finite numbers and positive finite numbers", f"{mean} and {std}")
 
     def __call__(self, data: Data) -> Data:
         check_arguments(Standardize.__call__, locals())
@@ -231,36 +222,6 @@ class Standardize(_Scaling):
         scaled = copy.copy(data)
         scaled.x = (x - self.mean.to(x)) / self.std.to(x)
         return scaled
-
-
-class StandardizeTargets(_Scaling):
-    """Subtract a mean from each target in ``y`` and divide it by a standard deviation.
-
-    The method :meth:`restore` reverts this for predictions.
-
-    Parameters
-    ----------
-    mean, std
-        One number, or one per target; std must be positive. See ``StandardizeTargets(*train.statistics())``.
-    """
-
-    def __call__(self, data: Data) -> Data:
-        check_arguments(StandardizeTargets.__call__, locals())
-        self._check("data.y", data.get("y"))
-        check_attribute(data, "y", floating=True)
-        scaled = copy.copy(data)
-        scaled.y = ((data.y.double() - self.mean.to(data.y.device)) / self.std.to(data.y.device)).to(data.y.dtype)
-        return scaled
-
-    def restore(self, y: Float[Tensor, "graphs targets"]) -> Float[Tensor, "graphs targets"]:
-        """Return predictions ``[..., targets]`` in the units of the data set."""
-        self._check("y", y)
-        return (y.double() * self.std.to(y.device) + self.mean.to(y.device)).to(y.dtype)
-
-    def _check(self, argument: str, y: Tensor) -> None:
-        if not isinstance(y, Tensor) or y.dim() == 0:
-            raise TypeError(f"{argument}: expected a tensor [..., targets], got {type(y).__name__}")
-        require(len(self.mean) in (1, y.shape[-1]), argument, f"{len(self.mean)} targets", list(y.shape))
 
 
 class DropBackground(Configured):

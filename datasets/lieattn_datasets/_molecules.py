@@ -198,10 +198,7 @@ class Molecules(Clouds):
         return torch.from_numpy(self._y[self._indices])
 
     def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return the mean and standard deviation of each target, for ``StandardizeTargets(*train.statistics())``.
-
-        They are computed in float64.
-        """
+        """Return the mean and standard deviation of each target, computed in float64."""
         if not len(self):
             raise ValueError("statistics need at least one molecule, but the data set is empty")
         values = self._y[self._indices]

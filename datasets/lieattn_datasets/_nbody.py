@@ -199,55 +199,6 @@ class NBodySimulated(ChargedParticles):
         super().__init__(charge, path, speed, times, start=0, end=1, transform=transform)
 
 
-class NBodyTrajectories(Clouds):
-    """The first 50 systems of :class:`NBody` at 51 times, in steps of 0.1, for roll-outs.
-
-    An item has ``pos`` and ``vel`` ``[5, 3]`` at time 0, ``x`` ``[5, 1]`` (charges), ``mass`` ``[5]`` (ones), ``time``
-    ``[1, 51]``, ``y`` float32 ``[5, 51, 6]`` (positions, then velocities, at all times), and ``energy`` ``[1]``. These
-    systems belong to the training split of :class:`NBody`. To test a network that was trained on it, simulate other
-    systems with :func:`simulate_charges`.
-
-    Parameters
-    ----------
-    root, verify, transform
-        As for :class:`NBody`.
-    """
-
-    card = Card("simulated", "no rights reserved", "50 systems of 5 particles at 51 times, 0 .. 5")
-
-    vectors: tuple[str, ...] = ("pos", "vel", "y")
-
-    def __init__(self, root: str | Path, *, verify: bool = True, transform: Transform | None = None) -> None:
-        check_arguments(NBodyTrajectories.__init__, locals())
-        paths = "number [paths, times, particles, 3]"
-        expected = {
-            "charge": "number [systems, particles]",
-            "energy": "number [systems]",
-            "traj_pos": paths,
-            "traj_vel": paths,
-            "traj_times": "number [times]",
-        }
-        path, (charge, energy, pos, vel, self._times) = RELEASE.read(root, expected, verify)
-        systems = len(pos)
-        right = len(charge) >= systems and len(self._times)
-        RELEASE.require(right, path, f"has trajectories of {list(pos.shape)} for {len(charge)} systems")
-        super().__init__(systems, transform)
-        self._charge, self._energy = charge[:systems], energy[:systems]
-        self._path = np.concatenate([pos, vel], axis=-1).swapaxes(1, 2)
-
-    def _make(self, index: int) -> Data:
-        path = torch.from_numpy(self._path[index].astype(np.float32))
-        return Data(
-            x=torch.from_numpy(self._charge[index, :, None].astype(np.float32)),
-            mass=torch.ones(self._charge.shape[1]),
-            pos=path[:, 0, :3].clone(),
-            vel=path[:, 0, 3:].clone(),
-            y=path,
-            time=torch.from_numpy(self._times[None].astype(np.float32)),
-            energy=torch.tensor([self._energy[index]], dtype=torch.float32),
-        )
-
-
 def random_charges(
     size: int, particles: int, seed: int, split: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:

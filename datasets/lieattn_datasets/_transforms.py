@@ -307,43 +307,6 @@ class RandomRotateFields(RandomTransform):
         return TransformFields(matrix, shift, vectors=self.vectors, tensors=self.tensors)(data)
 
 
-class PermutePoints(Configured):
-    """Permute the points of a cloud at random. The seed and the number of points determine the permutation.
-
-    The cloud is the same set of points with the same attributes, so the output of a network must not change.
-    Batches, edges, faces and other indices of points are refused.
-
-    Parameters
-    ----------
-    seed
-        Non-negative integer. With the same seed, clouds of the same size are permuted in the same way.
-    """
-
-    def __init__(self, seed: int = 0) -> None:
-        check_arguments(PermutePoints.__init__, locals())
-        require(seed >= 0, "seed", "an integer of at least 0", seed)
-        self.seed = seed
-
-    def __call__(self, data: Data) -> Data:
-        check_arguments(PermutePoints.__call__, locals())
-        check_one_cloud(data, "whose clouds would be mixed")
-        for name, _ in data:
-            indices = "index" in name or name == "face"
-            require(not indices, "data", "one cloud without edge_index or other indices of points", name)
-        size = len(check_attribute(data, "pos"))
-        if data.get("x") is not None:
-            check_attribute(data, "x", size)
-        order = torch.from_numpy(np.random.default_rng(self.seed).permutation(size))
-        permuted = copy.copy(data)
-        for name in data.node_attrs() if size > 1 else ():  # with one point, attributes of the cloud also have one row
-            value = data[name]
-            if isinstance(value, Tensor):
-                permuted[name] = value.index_select(data.__cat_dim__(name, value), order.to(value.device))
-            else:
-                permuted[name] = [value[number] for number in order.tolist()]
-        return permuted
-
-
 def rotation_matrix(quaternion: ArrayLike) -> np.ndarray:
     """Return the rotation matrix of a quaternion (w, x, y, z) of any nonzero length.
 

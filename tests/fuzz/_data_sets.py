@@ -266,9 +266,6 @@ CASES: dict[str, Case] = {
         _images(lambda root, split, **options: ld.RMD17Subset(root, "uracil", split, **options), validation=0),
     ),
     "NBody": _npz(test_data_dynamics.write_nbody, _images(ld.NBody, start=0, end=1)),
-    "NBodyTrajectories": _npz(
-        test_data_dynamics.write_nbody, lambda folder: ld.NBodyTrajectories(folder, verify=False)
-    ),
     "SphericalMNIST": _npz(test_data_sphere.write_sphere, _images(ld.SphericalMNIST, rotated=True)),
     "WindOnSphere": _npz(test_data_sphere.write_wind, _images(ld.WindOnSphere)),
     "ImageFolder": _image_folder("png", checksums=True),

@@ -481,8 +481,6 @@ OWN: dict[str, dict[str, Any]] = {
     "lieattn_datasets.DropPoints.__call__": {"data": IMAGE_DATA},
     "lieattn_datasets.RotateImage.__call__": {"data": IMAGE_DATA},
     "lieattn_datasets.data_to_image": {"data": IMAGE_DATA},
-    "lieattn_datasets.StandardizeTargets.__call__": {"data": BATCH},
-    "lieattn_datasets.StandardizeTargets.restore": {"y": torch.rand(2, 1)},
     "lieattn_datasets.TransformPoints": {"matrix": np.eye(2)},
     "lieattn_datasets.TransformFields": {"matrix": np.eye(2)},
     "lieattn_datasets.GFN2Molecules": {"smiles": ["O", "O", "O", "O"], "conformers": 1},

@@ -684,6 +684,8 @@ class TestSmilesTable:
             ld.SmilesTable(path, "all", **options)
         with pytest.warns(UserWarning, match=f"^{told}$"):
             table = ld.SmilesTable(path, "all", on_error="skip", unit="mol/l", **options)
+        with pytest.warns(UserWarning, match=f"^{told}$"):
+            named = ld.SmilesTable(path, "all", on_error="skip", names="id", **options)
         assert table.skipped == tuple(problems.split("; "))
         assert (table.names, table.target_names, table.target_units) == (["CO", "O", "N"], ("logS",), ("mol/l",))
         assert table.targets.tolist() == [[-1.5], [0.25], [1000]]
@@ -691,6 +693,7 @@ class TestSmilesTable:
         assert torch.equal(table[1].z, torch.from_numpy(z))
         torch.testing.assert_close(table[1].pos, torch.from_numpy(pos).float())
         assert table.subset([2, 0]).names == ["N", "CO"]
+        assert named.names == ["1", "3", "6"]
 
     def test_conformers_are_kept_beside_the_table(self, tmp_path, monkeypatch):
         """A file that runs code when it is unpickled is not read, and one that is damaged is made again."""

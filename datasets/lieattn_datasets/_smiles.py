@@ -27,7 +27,7 @@ class SmilesTable(Molecules):
 
     Conformers are those of :func:`embed_molecule`, which take about 0.3 s for 15 heavy atoms. They are kept in a file
     beside the table, ``mols.csv.seed0.pt``, if the folder can be written. Items are as in :class:`Molecules`, and
-    ``lieattn predict`` writes the SMILES beside the predictions.
+    ``lieattn predict`` writes the SMILES, or another column, beside the predictions.
 
     Parameters
     ----------
@@ -37,6 +37,8 @@ class SmilesTable(Molecules):
         ``"train"``, ``"valid"`` or ``"test"``, by a permutation of the rows; or ``"all"``.
     smiles
         Name of the column of SMILES.
+    names
+        Name of the column that names the molecules in tables of predictions. Default: that of SMILES.
     target
         Name of a column of numbers, or of several. Default: none, for predictions.
     unit
@@ -73,6 +75,7 @@ class SmilesTable(Molecules):
         split: SplitOrAll = "train",
         *,
         smiles: str = "smiles",
+        names: str | None = None,
         target: str | Sequence[str] = (),
         unit: str = "",
         on_error: Literal["raise", "skip"] = "raise",
@@ -82,15 +85,15 @@ class SmilesTable(Molecules):
         transform: Transform | None = None,
     ) -> None:
         check_arguments(SmilesTable.__init__, locals())
-        names = [target] if isinstance(target, str) else [*target]
-        rows = _read_table(Path(path), [smiles, *names])
+        targets, named = [target] if isinstance(target, str) else [*target], smiles if names is None else names
+        rows = _read_table(Path(path), list(dict.fromkeys([smiles, *targets, named])))
         conformers = _embed(Path(path), [row[smiles] for _, row in rows], seed)
         broken, used, values = [], [], []
         for index, (line, row) in enumerate(rows):
-            numbers = [_number(row[name]) for name in names]
+            numbers = [_number(row[name]) for name in targets]
             wrong = [
                 f"{name}: expected a number of at most {LARGEST:g} in size, got {row[name]!r}"
-                for name, number in zip(names, numbers, strict=True)
+                for name, number in zip(targets, numbers, strict=True)
                 if number is None
             ]
             conformer = conformers[row[smiles]]
@@ -105,15 +108,15 @@ class SmilesTable(Molecules):
                 raise ValueError(f"{told}; on_error='skip' leaves them out")
             warnings.warn(told, stacklevel=2)
         self.skipped = tuple(broken)
-        self._smiles = [rows[index][1][smiles] for index in used]
-        atoms: list[Any] = [conformers[text] for text in self._smiles]
+        self._names = [rows[index][1][named] for index in used]
+        atoms: list[Any] = [conformers[rows[index][1][smiles]] for index in used]
         super().__init__(
             np.concatenate([z for z, _ in atoms]),
             np.concatenate([pos for _, pos in atoms]),
             np.cumsum([0, *(len(z) for z, _ in atoms)]),
-            np.array(values, dtype=np.float64).reshape(len(used), len(names)),
-            names,
-            [unit] * len(names),
+            np.array(values, dtype=np.float64).reshape(len(used), len(targets)),
+            targets,
+            [unit] * len(targets),
             transform=transform,
         )
         chosen = seeded(np.zeros(len(rows), dtype=np.int64), split, shares, split_seed)
@@ -123,8 +126,8 @@ class SmilesTable(Molecules):
 
     @property
     def names(self) -> list[str]:
-        """The SMILES of each item."""
-        return [self._smiles[int(index)] for index in self._indices]
+        """The SMILES of each item, or its entry in the column ``names``."""
+        return [self._names[int(index)] for index in self._indices]
 
 
 def _read_table(path: Path, names: Sequence[str]) -> list[tuple[int, dict[str, str]]]:

@@ -4,9 +4,7 @@ import itertools
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 import yaml
 
 pytest.importorskip("matplotlib")
@@ -14,9 +12,6 @@ pytest.importorskip("matplotlib")
 from lieattn import viz
 from lieattn.cli import _picture, main
 from lieattn.cli._picture import FIGURES
-from lieattn.groups import cyclic
-from lieattn.models import AffineSelfConvNet
-from lieattn.testing import randomize
 from tests.cases import short_training
 
 ROOT = Path(__file__).parent.parent
@@ -24,7 +19,6 @@ ATTENTIVE = ROOT / "tests" / "goldens" / "attentive_gconv"
 
 # Options that make each figure small, and its files.
 SMALL = {
-    "asc-filters": ([], ["asc-filters_maps.png", "asc-filters_attention.png"]),
     "gsa-steerability": (["--size", "3"], ["gsa-steerability.png"]),
     "gsa-fields": (["--side", "5"], ["gsa-fields_lifting.png", "gsa-fields_self-attention.png"]),
     "attention-maps": (
@@ -37,7 +31,7 @@ SMALL = {
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    monkeypatch.setattr(_picture, "_SIZES", {"steps": 0, "sides": (8, 9), "channels": 1})
+    monkeypatch.setattr(_picture, "_SIZES", {"sides": (8, 9), "channels": 1})
 
 
 @short_training
@@ -84,75 +78,6 @@ def test_pictures_of_a_checkpoint_with_its_attention(tmp_path, monkeypatch, caps
     assert {path.name for path in Path("drawn").iterdir()} == names
     assert all(f"picture: drawn/{name}" in told for name in names)
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in Path("drawn").iterdir())
-    assert main(["picture", "asc-filters", "--checkpoint", checkpoint]) == 2
-    assert "checkpoint: expected one of an AffineSelfConvNet, got AttentiveAllCNN" in capsys.readouterr().err
-
-
-def test_image_chooses_among_the_letters(monkeypatch):
-    drawn = []
-    monkeypatch.setattr(viz, "affine_maps", lambda *given, **options: None)
-    monkeypatch.setattr(viz, "effective_filters", lambda network, shown, **options: drawn.append(shown))
-    for image in (0, 3):
-        FIGURES["asc-filters"](image=image)
-    assert drawn[0].shape == drawn[1].shape
-    assert not torch.equal(*drawn)
-
-
-@pytest.mark.parametrize("layer", ["affine", "simple"])
-def test_filters_of_attention_turn_with_the_image(layer):
-    torch.manual_seed(0)
-    network = AffineSelfConvNet(cyclic(4), 1, 2, layer=layer, blocks=1, channels=2, heads=1).double()
-    figure = viz.effective_filters(network, torch.randn(1, 8, 8), block=1, channel=1)
-    measured = next(text.get_text() for text in figure.texts if "differ by" in text.get_text())
-    apart, largest = map(float, re.findall(r"[\d.]+e[-+]\d+|(?<=value )[\d.]+", measured))
-    assert apart < 1e-6 < 1e-3 < largest
-    rows, columns = 4, 1 + 3 * 2
-    assert len(figure.axes) == rows * (columns + 2)
-    # The weights of each pixel sum to 1, in every row.
-    sums = [float(axes.collections[0].get_array().sum()) for axes in figure.axes[: rows * columns]]
-    assert [sums[row * columns + 1 + 2 * pixel] for row in range(rows) for pixel in range(3)] == pytest.approx(
-        [1.0] * 12
-    )
-    maps = viz.affine_maps(network, block=1, channels=3)
-    tables = 1 if layer == "simple" else 2
-    assert len(maps.axes) == 3 * (tables * 5 + 1)  # three channels, with a color scale each
-
-
-def test_filters_are_attention_times_the_factors_that_the_maps_show():
-    network = randomize(AffineSelfConvNet(cyclic(2), 1, 2, blocks=1, channels=2, heads=2)).double().train()
-    layer, image = network.blocks[1].layer, torch.randn(1, 8, 8)
-    drawn = [viz.affine_maps(network, block=1, channels=9)]
-    drawn += [viz.effective_filters(network, image, block=1, channel=channel) for channel in (1, 2)]
-    maps, *filters = (
-        [np.asarray(axes.collections[0].get_array()) for axes in figure.axes if axes.get_xlim() != (0, 1)]
-        for figure in drawn
-    )
-    assert network.training
-    tables = [torch.cat([table.psi, table.beta[None]]).movedim(2, 1) for table in (layer.key_map, layer.value_map)]
-    tables = torch.stack(tables, 2).detach()  # frames and summand, channels, keys and values, displacements
-    drawn = tables.permute(1, 2, 0, 3).flatten(0, 2)[:, : maps[0].size]
-    np.testing.assert_allclose(np.stack(maps), drawn, rtol=1e-6)
-    for channel, panels in enumerate(filters, 1):
-        factors = tables[0, channel, 1, : maps[0].size]
-        for pixel in range(3):
-            alpha, weighted = panels[1 + 2 * pixel : 3 + 2 * pixel]
-            np.testing.assert_allclose(weighted, alpha * factors.numpy(), rtol=1e-5)
-    assert not np.allclose(filters[0][1], filters[1][1])  # attention of two heads
-
-
-def test_networks_without_affine_maps_have_no_filters():
-    network = AffineSelfConvNet(cyclic(4), 1, 2, layer="stand-alone", blocks=1, channels=2)
-    with pytest.raises(ValueError, match="network: expected the layer 'affine' or 'simple', got StandAloneSelf"):
-        viz.affine_maps(network)
-    network = AffineSelfConvNet(cyclic(4), 1, 2, blocks=1, channels=2)
-    with pytest.raises(ValueError, match=r"block: expected one of 0\.\.2, got 3"):
-        viz.affine_maps(network, block=3)
-    with pytest.raises(ValueError, match=r"channel: expected one of 0\.\.1, got 2"):
-        viz.effective_filters(network, torch.randn(1, 8, 8), channel=2)
-    with pytest.raises(ValueError, match="image: expected one image"):
-        viz.effective_filters(network, torch.randn(8, 8))
-    with pytest.raises(TypeError, match=r"network: expected an? AffineSelfConvNet"):
-        viz.affine_maps(torch.nn.Identity())
 
 
 def test_scores_of_attention_turn_exactly_and_interpolated_weights_do_not():

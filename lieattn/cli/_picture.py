@@ -7,12 +7,12 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch_geometric.data import Batch, Data
+from torch import nn
+from torch_geometric.data import Data
 
 from lieattn import viz
 from lieattn._core.checks import check_counts, check_index
@@ -31,7 +31,6 @@ from lieattn.geometry import PixelSquare, Radius, pixel_positions
 from lieattn.groups import cyclic
 from lieattn.io import load, trained_cards
 from lieattn.models import (
-    AffineSelfConvNet,
     AttentiveAllCNN,
     AttentiveNetwork,
     GSANet,
@@ -40,7 +39,7 @@ from lieattn.models import (
 )
 from lieattn.nn import act_on_grid
 from lieattn.testing import relative_error
-from lieattn.train import UsageError, load_data, load_network, read_checkpoint, short_message
+from lieattn.train import UsageError, load_network, read_checkpoint, short_message
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -194,7 +193,7 @@ def _summary(documentation: str | None) -> str:
     return (documentation or "").partition("\n")[0].removesuffix(".")
 
 
-_SIZES: dict[str, Any] = {"steps": 60, "sides": range(16, 34), "channels": 8}  # of training, images and networks
+_SIZES: dict[str, Any] = {"sides": range(16, 34), "channels": 8}  # of images and networks
 _GLYPH = (".......", ".#####.", ".#.....", ".###...", ".#.....", ".#.....", ".......")  # a letter without symmetry
 
 
@@ -271,39 +270,6 @@ def stride_parity() -> dict[str, Figure]:
     return {"stride-parity": viz.error_curves(curves, "side of the images (pixels)", "relative change under the group")}
 
 
-def asc_filters(*, checkpoint: str | None = None, block: int = 0, image: int = 0) -> dict[str, Figure]:
-    """Learned affine maps, and the effective filters of attention (Affine Self Convolution).
-
-    The paper has no such figure. Drawn are the tables of one block, and the resulting filters at three pixels of an
-    image that is moved by the group. Without a checkpoint, a small p4 network is trained for a few seconds to
-    distinguish four letters.
-
-    Parameters
-    ----------
-    checkpoint
-        Checkpoint of `lieattn fit` with `lieattn.models.AffineSelfConvNet`; the image is from its test set.
-    block
-        Index of the block, from 0.
-    image
-        Index of the image in the test set, or among the letters.
-    """
-    check_counts(0, image=image)
-    if checkpoint is None:
-        network = _reader_of_letters()
-        shown = _letters(torch.Generator().manual_seed(1), image + 1)[0][image]
-    else:
-        found = load_network(checkpoint)
-        if not isinstance(found, AffineSelfConvNet):
-            raise TypeError(f"checkpoint: expected one of an AffineSelfConvNet, got {type(found).__name__}")
-        network, images = found, cast(Any, load_data(checkpoint))
-        check_index("image", image, len(images))
-        shown = network.images(Batch.from_data_list([images[image]]))[0]
-    return {
-        "asc-filters_maps": viz.affine_maps(network, block=block, channels=4),
-        "asc-filters_attention": viz.effective_filters(network, shown, block=block),
-    }
-
-
 def gsa_steerability(*, size: int = 7, order: int = 16) -> dict[str, Figure]:
     """Weights of a convolution and of attention, rotated (GSA-Nets, Figure 2).
 
@@ -319,42 +285,6 @@ def gsa_steerability(*, size: int = 7, order: int = 16) -> dict[str, Figure]:
     return {"gsa-steerability": viz.steerability(size=size, order=order)}
 
 
-_LETTERS = (
-    "#####|#....|###..|#....|#....",
-    "#####|..#..|..#..|..#..|..#..",
-    "#....|#....|#....|#....|#####",
-    "#...#|#...#|#...#|#...#|#####",
-)
-_SIDE = 12  # pixels
-
-
-def _letters(generator: torch.Generator, count: int) -> tuple[Tensor, Tensor]:
-    """Noisy images ``[count, 1, side, side]`` of letters at random places in four orientations, and their labels."""
-    letters = torch.tensor([[[float(pixel == "#") for pixel in row] for row in text.split("|")] for text in _LETTERS])
-    letters = letters.repeat_interleave(2, dim=1).repeat_interleave(2, dim=2)
-    images = 0.1 * torch.randn(count, 1, _SIDE, _SIDE, generator=generator)
-    labels, turns = (torch.randint(4, (count,), generator=generator) for _ in range(2))
-    size = letters.shape[-1]
-    corners = torch.randint(_SIDE - size + 1, (count, 2), generator=generator)
-    for canvas, label, turn, (row, column) in zip(images[:, 0], labels, turns, corners, strict=True):
-        canvas[row : row + size, column : column + size] += torch.rot90(letters[label], int(turn))
-    return images, labels
-
-
-def _reader_of_letters() -> AffineSelfConvNet:
-    """A p4 network that is trained for some steps to recognize letters."""
-    generator = torch.manual_seed(0)
-    network = AffineSelfConvNet(cyclic(4), 1, 4, blocks=1, channels=4, heads=2)
-    optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
-    for _ in range(_SIZES["steps"]):
-        images, labels = _letters(generator, 16)
-        loss = torch.nn.functional.cross_entropy(network(images), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return network.eval()
-
-
 def _glyph(side: int) -> Data:
     """A gray image of a letter F."""
     letter = torch.tensor([[float(pixel == "#") for pixel in row] for row in _GLYPH])
@@ -366,7 +296,6 @@ FIGURES: Mapping[str, Callable[..., dict[str, Figure]]] = {
     "gsa-fields": gsa_fields,
     "attention-maps": attention_maps,
     "stride-parity": stride_parity,
-    "asc-filters": asc_filters,
     "gsa-steerability": gsa_steerability,
 }
 """Functions by the names of the figures. They return figures by the names of their files.

@@ -8,10 +8,8 @@ arguments and in degrees in the pictures.
 from lieattn.viz._charts import accuracy_by_angle, comparison, error_curves, training_curves
 from lieattn.viz._draw import save
 from lieattn.viz._figures import (
-    affine_maps,
     attention_picture,
     attention_under_group,
-    effective_filters,
     steerability,
 )
 from lieattn.viz._microscope import Microscope
@@ -22,11 +20,9 @@ __all__ = [
     "Microscope",
     "Turn",
     "accuracy_by_angle",
-    "affine_maps",
     "attention_picture",
     "attention_under_group",
     "comparison",
-    "effective_filters",
     "error_curves",
     "run_pictures",
     "save",

@@ -94,11 +94,10 @@ class Board:
             room = 0.92 * (width - 0.4) * self.figure.dpi
             line.set_fontsize(size * min(1.0, room / line.get_window_extent().width))
 
-    def row_scale(self, row: int, cmap: str, norm: Any, label: str, number: int = 0, of: int = 1) -> None:
-        """Draw the color scale of a row, with this number ``of`` several that are stacked."""
+    def row_scale(self, row: int, cmap: str, norm: Any, label: str) -> None:
+        """Draw the color scale of a row."""
         box, width = self.axes[row, -1].get_position(), self.figure.get_figwidth()
-        bottom, height = box.y1 - (number + 0.9) * box.height / of, 0.8 * box.height / of
-        place = self.figure.add_axes((box.x1 + 0.12 / width, bottom, 0.1 / width, height))
+        place = self.figure.add_axes((box.x1 + 0.12 / width, box.y1 - 0.9 * box.height, 0.1 / width, 0.8 * box.height))
         color_bar(self.figure, cmap, norm, label, cax=place)
 
 

@@ -109,7 +109,6 @@ IMAGE_MODELS = ("AffineSelfConvNet", "AttentiveCNN", "AttentiveAllCNN", "Attenti
 ATTENTIVE = models.AttentiveCNN(C4, channels=2, attention="pose", spatial_size=3).eval()
 
 
-AFFINE = models.AffineSelfConvNet(C4, in_channels=1, blocks=1, channels=4).eval()
 LARGE = torch.rand(1, 3, 96, 96)
 
 
@@ -461,8 +460,6 @@ OWN: dict[str, dict[str, Any]] = {
     "viz.error_curves": {"curves": {"a": ([0.0, 1.0], [0.5, 0.6])}, "xlabel": "time", "ylabel": "error"},
     "viz.training_curves": {"histories": {"a": [1.0, 0.5]}, "ylabel": "loss"},
     "viz": {"network": gsa(), "data": DATA},
-    "viz.affine_maps": {"network": AFFINE},
-    "viz.effective_filters": {"network": AFFINE, "image": torch.rand(1, 8, 8)},
     "viz.attention_picture": {"network": ATTENTIVE},
     "viz.attention_under_group": {"network": ATTENTIVE, "image": IMAGES[0]},
     "compare.read_settings": {"paths": ["nowhere.yaml"]},

@@ -1103,7 +1103,7 @@ def test_counts_that_cannot_be_matched_are_named(tmp_path, b, message):
         match_models(settings(tmp_path, models={"a": a, "b": b}))
 
 
-@pytest.mark.parametrize("by", ["parameters", "seconds", "operations", "width"])
+@pytest.mark.parametrize("by", ["parameters", "seconds", "operations"])
 def test_weights_without_a_size_are_named(tmp_path, by):
     with pytest.raises(ValueError, match=r"models.a: expected weights .*, but first.weight gets its size from the fir"):
         match_models(settings(tmp_path, models={"a": sized(fault="lazy")}, match={"by": by, "to": 100}))
@@ -1156,24 +1156,6 @@ def test_seconds_are_measured(tmp_path):
     steps = [meter.timed_step("a", ModelSettings(**spec("Wide", outputs=2, channels=size))) for size in (16, 1024)]
     narrow, broad = (np.median([step() for _ in range(5)]) for step in steps)
     assert broad > 2 * narrow > 0
-
-
-def test_width_of_the_fiber_is_matched(tmp_path):
-    """The width is channels times frames: with 24 frames, a sixth of the channels with 4; without frames, channels."""
-    exact, finite = copy.deepcopy(FRAMEWISE), {**copy.deepcopy(FRAMEWISE), "step": 4}
-    exact["init_args"]["channels"] = 24
-    finite["init_args"]["frames"] = {"class_path": "lieattn.groups.octahedral"}
-    models = {"exact": exact, "O": finite, "plain": sized()}
-    found = match_models(settings(tmp_path, models=models, match={"by": "width", "to": "exact"}))
-    channels = {name: model.init_args["channels"] for name, (model, _) in found.items()}
-    assert channels == {"exact": 24, "O": 4, "plain": 96}
-    assert {value for _, value in found.values()} == {96}
-    plain = {"plain": sized(), "other": sized(channels=32)}
-    found = match_models(settings(tmp_path, models=plain, match={"by": "width", "to": "plain"}))
-    assert {value for _, value in found.values()} == {8}, "the default of an argument is its value"
-    fixed = {"fixed": spec("Distances", outputs=2)}
-    with pytest.raises(ValueError, match=r"models\.fixed: cannot be matched by width: it has no field"):
-        match_models(settings(tmp_path, models=fixed, match={"by": "width", "to": 96}))
 
 
 @pytest.mark.parametrize("by", ["operations", "parameters"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import itertools
 import json
 import platform
@@ -25,7 +24,6 @@ from lieattn.compare._build import Sets, build_group, build_network, build_task,
 from lieattn.compare._records import write_json
 from lieattn.compare._settings import Cell, ModelSettings, Settings
 from lieattn.io import digest_of_json
-from lieattn.models import GroupField
 from lieattn.ops import count_operations
 from lieattn.train import UsageError
 
@@ -42,7 +40,6 @@ _UNITS = {
     "parameters": "{:.0f} parameters",
     "seconds": "{:.4g} seconds a step",
     "operations": "{:.4g} multiply-adds a step",
-    "width": "{:.0f} channels times frames",
 }
 
 
@@ -135,15 +132,14 @@ class _Matcher:
                 widths = " and ".join(str(one * model.step) for one in sorted({min(found), max(found)}))
                 size = f"{_UNITS[self.by].format(value)} with {width} = {widths}"
                 raise UsageError(f"models.{name}.width: expected an argument that changes the size, got {size}")
-            # Parameters grow roughly with the square of the width, the width of the fiber in proportion to it.
-            ratio = (self.target / value) ** (1.0 if self.by == "width" else 0.5)
+            ratio = (self.target / value) ** 0.5  # sizes grow roughly with the square of the width
             guess = max(below + 1, round(multiple * (ratio if self.by == "parameters" else min(ratio, _GROWTH))))
             multiple = guess if above is None else min(guess, above - 1)
         return [found[multiple] for multiple in (below, above) if multiple in found]
 
     def _measure(self, name: str, model: ModelSettings) -> float:
         meter = self.meter
-        measures = {"parameters": meter.parameters, "operations": meter.operations, "width": meter.width}
+        measures = {"parameters": meter.parameters, "operations": meter.operations}
         try:
             return self._step_seconds(name, model) if self.by == "seconds" else measures[self.by](name, model)
         except UsageError as error:
@@ -250,24 +246,6 @@ class Meter:
     def operations(self, name: str, model: ModelSettings) -> int:
         """Number of multiply-adds in the forward and backward pass of a training step, averaged over some batches."""
         return step_operations(build_task(self.settings, name, model), self._batches)
-
-    def width(self, name: str, model: ModelSettings) -> int:
-        """Channels times frames of the last field; for a model without a field, its argument ``width``."""
-        network = build_network(name, model)
-        if callable(read := getattr(network, "field", None)):
-            with torch.no_grad():
-                found = read(self._batches[0].clone())
-            if isinstance(found, GroupField):
-                return found.x.shape[1] * found.x.shape[2]
-        argument = model.widths[0] if model.widths else ""
-        own, parameters = model.chosen.get(argument), inspect.signature(type(network)).parameters
-        if own is None and argument in parameters:  # a reference may leave its width at the default
-            own = parameters[argument].default
-        if not isinstance(own, int):
-            raise UsageError(
-                f"models.{name}: cannot be matched by width: it has no field, and its argument `width` is not a number"
-            )
-        return own
 
     def timed_step(self, name: str, model: ModelSettings) -> Callable[[], float]:
         """Return a function that makes a training step of a warmed up model and returns its seconds.

@@ -36,7 +36,6 @@ _MATCHED = {
     "parameters": "number of parameters",
     "seconds": "time of a training step",
     "operations": "number of multiply-adds in a training step",
-    "width": "number of channels times frames",
 }
 _SHARES = "Validation after shares of the budget:"
 _ERRORS = (

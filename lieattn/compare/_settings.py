@@ -143,12 +143,12 @@ class MatchSettings:
     """The quantity that all models have in common, up to a relative ``tolerance``.
 
     ``by`` is ``"parameters"`` for the number of trainable parameters, ``"seconds"`` for the time of a training step,
-    measured on this machine in turn with steps of the reference model, ``"operations"`` for the multiply-adds of such
-    a step, or ``"width"`` for the width of the whole fiber, channels times frames. ``to`` is a number, or the name of a
-    reference model, which is taken as configured; by default the first model.
+    measured on this machine in turn with steps of the reference model, or ``"operations"`` for the multiply-adds of
+    such a step. ``to`` is a number, or the name of a reference model, which is taken as configured; by default the
+    first model.
     """
 
-    by: Literal["parameters", "seconds", "operations", "width"] = "parameters"
+    by: Literal["parameters", "seconds", "operations"] = "parameters"
     to: int | float | str | None = None
     tolerance: float = 0.05
 

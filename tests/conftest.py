@@ -2,10 +2,13 @@
 
 import gc
 import importlib
+import itertools
 import logging
 import logging.handlers
 import os
+import sys
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -57,7 +60,15 @@ def pytest_collection(session):
 
         # It would spend most of the time of many tests on the order of products of small matrices.
         e3nn.set_optimization_defaults(optimize_einsums=False)
+    # Assertions of all tests are compiled again after a change, half of them by each worker.
+    if os.environ.get("PYTEST_XDIST_WORKER") == "gw1" and session.config.args == session.config.getini("testpaths"):
+        files = sorted(Path(__file__).parent.glob("test_*.py"), reverse=True)
+        for file in files[: len(files) // 2]:
+            with suppress(pytest.skip.Exception):
+                importlib.import_module(f"tests.{file.stem}")
 
+
+MANY = 4_000  # tests, which need most kernels
 
 # The modules and the list of tests are some millions of objects, which every collection of garbage would visit.
 gc.disable()
@@ -70,6 +81,8 @@ def pytest_collection_finish():
 
 
 def pytest_collection_modifyitems(config, items):
+    if providers := sys.modules.get("hypothesis.internal.conjecture.providers"):
+        providers.is_local_module_file = lambda path: False  # it would read all files here for numbers to try
     items.sort(key=lambda item: getattr(item, "originalname", None) not in FIRST)
     if "LIEATTN_SLOW" not in os.environ:  # skipping a test takes as long as a short one
         slow = [item for item in items if "slow" in item.keywords]
@@ -97,21 +110,39 @@ def records():
 
 
 @pytest.fixture(autouse=True, scope="session")
-def without_waiting_for_disks():
-    """Let files be written without ``os.fsync``, whose absence shows after a power failure only."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda file: None)
-        yield
+def without_waiting(request, tmp_path_factory):
+    """Let files be written without ``os.fsync``, and share the compilation of kernels with the other worker.
 
-
-@pytest.fixture(autouse=True, scope="session")
-def kernels_in_one_process():
-    """Let this process compile its kernels alone: others would import Numba first, while the cores are in use."""
+    Without ``os.fsync``, files are lost in a power failure only. Kernels are compiled without further processes, which
+    would import Numba first, while the cores are in use.
+    """
     from lieattn.ops.kernels import _calls
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
         patch.setattr(_calls, "usable_cores", lambda: 1)
+        if "PYTEST_XDIST_WORKER" in os.environ and len(request.session.items) > MANY and find_spec("numba"):
+            compile_kernels(tmp_path_factory.getbasetemp().parent)
         yield
+
+
+def compile_kernels(claims):
+    """Compile kernels that no other worker has claimed. Later, each worker would compile nearly all of them."""
+    import torch
+
+    from lieattn.cli import _machine
+    from lieattn.ops.kernels.attention._bundle import lanes_of
+
+    before, logger = torch.get_num_threads(), logging.getLogger("lieattn")
+    level = logger.level
+    for case, (name, dtype) in itertools.product(_machine._CASES, _machine._DTYPES.items()):
+        heads = _machine._ATTENTION.get(case)
+        kernels = case if heads is None else f"attention of {lanes_of(heads, dtype)} lanes"
+        with suppress(FileExistsError):
+            (claims / f"{kernels}, {name}").touch(exist_ok=False)
+            _machine.compile_case(case, name)
+    torch.set_num_threads(before)
+    logger.setLevel(level)
 
 
 @pytest.fixture

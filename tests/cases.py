@@ -1,8 +1,9 @@
 """The table of groups that all tests share. Add a group here, and every test covers it."""
 
+import inspect
 import itertools
-from collections.abc import Callable, Container, Iterable
-from functools import cache
+from collections.abc import Callable, Container, Iterable, Mapping
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +45,43 @@ def some(cases: Iterable, quick: Container) -> list:
     return [pytest.param(case, marks=() if case in quick else pytest.mark.slow) for case in cases]
 
 
+def each(names: str, cases: Iterable | Callable[..., Iterable]) -> Callable[..., Callable[..., None]]:
+    """Return a decorator that runs a test for each case, as a single test. A note of the error names the case.
+
+    It is for quick cases, since pytest spends some milliseconds on each test. Cases are values of an argument, tuples
+    if there are several names, or the values of a mapping; a function of arguments of the test may return them.
+    """
+    several = "," in names
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        signature, own = inspect.signature(test), names.split(", ")
+        given = list(inspect.signature(cases).parameters) if callable(cases) else []
+
+        @wraps(test)
+        def run(**fixtures: Any) -> None:
+            found = cases(*map(fixtures.get, given)) if callable(cases) else cases
+            for label in found:
+                case = found[label] if isinstance(found, Mapping) else label
+                torch.default_generator.manual_seed(0)
+                try:
+                    test(**fixtures, **dict(zip(own, case if several else (case,), strict=True)))
+                except pytest.skip.Exception as error:
+                    raise AssertionError(f"a test of each case cannot skip {label}") from error
+                except Exception as error:
+                    error.add_note(f"{names}: {label}")
+                    raise
+
+        left = [parameter for name, parameter in signature.parameters.items() if name not in own]
+        run.__signature__ = signature.replace(parameters=left)  # type: ignore[attr-defined]
+        return run
+
+    return decorate
+
+
 def refuses(*rows: tuple, error: Any = ValueError) -> Callable[..., None]:
     """Return a test that calls raise errors: rows ``(call, message)``, or with a class of their own at the end."""
 
-    @pytest.mark.parametrize("row", rows, ids=[row[1] for row in rows])
+    @each("row", rows)
     def test(row: tuple) -> None:
         call, message, cls = (*row, error)[:3]
         with pytest.raises(cls, match=message):

@@ -27,7 +27,7 @@ from lieattn.nn import (
 from lieattn.nn.relative import FourierFeatures, RelativeFunction, RelativePositionTable
 from lieattn.ops import RelativeTerms, group_attention
 from lieattn.testing import assert_equivariant, randomize
-from tests.cases import SMALL_GROUPS, refuses, turns
+from tests.cases import SMALL_GROUPS, each, refuses, turns
 
 CHANNELS, WIDTH, HEADS = 3, 6, 2
 SMOOTH = FourierFeatures(hidden=5)
@@ -87,7 +87,7 @@ def turned(group, h, x, rows, columns):
 @pytest.mark.usefixtures("every_backend")
 @pytest.mark.parametrize(("size", "border"), [(3, "zero"), (5, "mask")])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("group", ["C4", "D1", "D4"])
+@each("group", ["C4", "D1", "D4"])
 def test_turned_arrays(group, kind, size, border):
     group, sides, double = SMALL_GROUPS[group], (5, 4), torch.float64
     layer = layer_of(kind, group, RelativePositionTable.square(size, border=border))

@@ -8,6 +8,7 @@ import pytest
 
 from lieattn.geometry import Radius
 from lieattn.models.irreps import DistanceTransformer, SE3Transformer, TensorFieldNetwork
+from tests.cases import each
 from tests.fuzz._recipes import PLACES, entrance, is_exempt
 from tests.fuzz._target import Verdict
 from tests.fuzz.calls import check
@@ -29,7 +30,7 @@ CASES = [
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", [name for name in NAMES if not is_exempt(name)])
+@each("name", [name for name in NAMES if not is_exempt(name)])
 def test_values_of_another_type_are_refused_by_name(name):
     for argument, value in product(entrance(name).arguments, ("an object", "a string")):
         if (name, argument) != ("models.Symmetry", "acting"):
@@ -44,7 +45,7 @@ def assert_refused(call, argument):
             call(**{argument: value})
 
 
-@pytest.mark.parametrize(("name", "argument"), CASES)
+@each("name, argument", CASES)
 def test_counts_are_positive_integers(name, argument):
     given = {**MODULES[name].arguments}
     if name.startswith("models.Attentive") and "attention" in given:

@@ -8,6 +8,7 @@ import torch
 from lieattn.geometry import Neighbors, Radius
 from lieattn.ops import RelativeTerms, backend, group_attention, release_memory
 from lieattn.ops import _plain as plain
+from tests.cases import each
 from tests.test_kernels import assert_same, results
 
 pytest.importorskip("numba")
@@ -54,7 +55,7 @@ def bundled(signals, neighbors, terms, index):
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize(("clouds", "heads"), COPIES)
+@each("clouds, heads", COPIES)
 @pytest.mark.parametrize("pattern", ["joint", "framewise", "query_sum"])
 @pytest.mark.parametrize("normalize", ["softmax", "exp-mean"])
 def test_bundled_equals_plain(pattern, normalize, clouds, heads, threads, monkeypatch):

@@ -22,6 +22,7 @@ import lieattn_datasets as ld
 from lieattn_datasets import _files, _meshes
 from lieattn_datasets._files import Archive, Release
 from tests import test_datasets
+from tests.cases import each
 from tests.fuzz._data_sets import CASES, Case, of_loaders
 from tests.fuzz._target import Verdict
 from tests.fuzz.data_files import DAMAGES, judge
@@ -35,7 +36,7 @@ def test_every_loader_is_tested():
     assert {name.split()[0] for name in CASES} == of_loaders()
 
 
-@pytest.mark.parametrize("damage", HARMFUL)
+@each("damage", HARMFUL)
 @pytest.mark.parametrize("name", CASES)
 def test_harmful_files_are_refused(name, damage):
     """Each file has another damage of this kind."""
@@ -88,7 +89,7 @@ def test_what_every_data_set_promises(name):
     assert type(data).__name__ in repr(data)
 
 
-@pytest.mark.parametrize("name", OF_SPLITS)
+@each("name", OF_SPLITS)
 def test_missing_files_and_unknown_splits(tmp_path, name):
     kind = getattr(ld, name)
     with pytest.raises(ValueError, match=r"split: expected one of \('train'.* got 'dev'"):

@@ -10,6 +10,7 @@ import torch
 from lieattn.geometry import AllPairs, Given, Radius
 from lieattn.ops import RelativeTerms, backend, explain, group_attention
 from lieattn.ops.kernels import _dense as few_channels
+from tests.cases import each
 
 PATTERNS = ("joint", "framewise")
 CLOUDS = {
@@ -45,7 +46,7 @@ def assert_same(found, wanted, tolerance=1e-12):
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
-@pytest.mark.parametrize("clouds", CLOUDS)
+@each("clouds", CLOUDS.keys())
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_dense_equals_plain(pattern, clouds, dtype, tolerance):
     signals, neighbors = problem(CLOUDS[clouds], dtype=dtype)
@@ -132,7 +133,7 @@ def test_which_lists_are_whole():
     assert AllPairs()(torch.randn(len(uneven), 2), uneven).whole_clouds is None, "filling up would cost too much"
 
 
-@pytest.mark.parametrize("clouds", CLOUDS)
+@each("clouds", CLOUDS.keys())
 @pytest.mark.parametrize("normalize", ["softmax", "mean", "exp-mean", "none"])
 def test_every_normalization_with_a_bias_equals_plain(normalize, clouds):
     signals, neighbors = problem(CLOUDS[clouds])

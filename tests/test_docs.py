@@ -17,6 +17,7 @@ from PIL import Image
 import lieattn
 from lieattn.certify import certify
 from lieattn.cli import main
+from tests.cases import each
 
 ROOT = Path(__file__).parent.parent
 COMPARING = ROOT / "docs" / "comparing.md"
@@ -136,7 +137,7 @@ def cells(notebook, kind):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::lieattn.geometry.DegenerateFramesWarning")  # small molecules are nearly symmetric
-@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda notebook: notebook.stem)
+@each("notebook", NOTEBOOKS)
 def test_notebook_runs(notebook, tmp_path, monkeypatch):
     """Training loops are reduced to two steps here; the build of the site runs notebooks unchanged."""
     from matplotlib import pyplot as plt
@@ -150,7 +151,7 @@ def test_notebook_runs(notebook, tmp_path, monkeypatch):
     plt.close("all")
 
 
-@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda notebook: notebook.stem)
+@each("notebook", NOTEBOOKS)
 def test_notebooks_are_stored_without_outputs(notebook):
     for cell in json.loads(notebook.read_text())["cells"]:
         assert not cell.get("outputs")
@@ -163,7 +164,7 @@ def test_words_that_users_search_for_are_on_the_pages():
     assert [word for word in words.split(", ") if word not in text] == []
 
 
-@pytest.mark.parametrize("page", [*LINKED, *NOTEBOOKS], ids=lambda page: page.name)
+@each("page", [*LINKED, *NOTEBOOKS])
 def test_links_of_a_page_lead_somewhere(page):
     text = page.read_text() if page.suffix == ".md" else "\n".join(cells(page, "markdown"))
     for target in re.findall(r"\]\(([^)\s]+)[^)]*\)", text):

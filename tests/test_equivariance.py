@@ -2,6 +2,7 @@
 
 import copy
 import math
+import os
 from functools import cache
 
 import pytest
@@ -48,7 +49,7 @@ from lieattn.nn.relative import (
 )
 from lieattn.ops import backend
 from lieattn.testing import assert_equivariant, equivariance_error, random_cloud, randomize, relative_error
-from tests.cases import SMALL_GROUPS, turns
+from tests.cases import SMALL_GROUPS, each, turns
 from tests.conftest import BACKENDS
 from tests.lifted_cases import LIFTED
 
@@ -200,12 +201,19 @@ VARIANTS = {
     *("lie, relative position", "affine, mean", "affine, full psi", "affine, pairs", "affine, full"),
     *("convolution, window", "convolution, separable", "convolution, input attention", "convolution, pose attention"),
 }
-FITTING = [
-    pytest.param(n, c, id=f"{n}, {k}", marks=() if n not in VARIANTS or k in SOME else pytest.mark.slow)
-    for n in LAYERS
-    for k, c in LIFTED.items()
-    if fits(n, c)
-]
+
+
+def fitting(name):
+    """Return the cases that fit a layer, by name. Those of variants of other layers are few, unless slow tests run."""
+    every = name not in VARIANTS or "LIEATTN_SLOW" in os.environ
+    return {kind: case for kind, case in LIFTED.items() if fits(name, case) and (every or kind in SOME)}
+
+
+def some_fitting(name):
+    return [kind for kind in SOME if fits(name, LIFTED[kind])]
+
+
+every_layer = pytest.mark.parametrize("name", LAYERS)
 
 
 @cache
@@ -241,7 +249,8 @@ def prepared(name, case, dtype):
     return layer, x, pos, batch, graph
 
 
-@pytest.mark.parametrize(("name", "case"), FITTING)
+@every_layer
+@each("case", fitting)
 def test_layer_moves_along(name, case):
     """In float64; some cases also in float32 and with every backend that differs from the plain one, by its bits."""
     every = case in THOROUGH
@@ -262,7 +271,6 @@ def test_layer_moves_along(name, case):
             done.append(out)
 
 
-SOME_FITTING = [(n, c) for n in LAYERS for c in SOME if fits(n, LIFTED[c])]
 THOROUGH = [LIFTED[c] for c in SOME]
 
 
@@ -294,7 +302,8 @@ def test_neighborhoods_turn_along(name, neighborhood):
         )
 
 
-@pytest.mark.parametrize(("name", "case"), SOME_FITTING)
+@every_layer
+@each("case", some_fitting)
 def test_points_may_be_permuted(name, case):
     layer, x, pos, batch, graph = prepared(name, LIFTED[case], torch.float64)
     order = torch.randperm(len(pos))
@@ -305,7 +314,8 @@ def test_points_may_be_permuted(name, case):
     torch.testing.assert_close(moved, expected, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize(("name", "case"), SOME_FITTING)
+@every_layer
+@each("case", some_fitting)
 def test_two_clouds_equal_each_alone(name, case):
     layer, x, pos, batch, graph = prepared(name, LIFTED[case], torch.float64)
     out = call(name, layer, x, graph)
@@ -372,7 +382,8 @@ def degenerate_graphs(case):
 
 
 @pytest.mark.filterwarnings("ignore::lieattn.geometry.DegenerateFramesWarning")
-@pytest.mark.parametrize(("name", "case"), SOME_FITTING)
+@every_layer
+@each("case", some_fitting)
 def test_layers_and_their_gradients_are_finite_on_degenerate_clouds(name, case):
     layer, *_, graph = prepared(name, LIFTED[case], torch.float32)
     for pos, own in degenerate_graphs(LIFTED[case]):

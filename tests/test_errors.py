@@ -49,6 +49,7 @@ from lieattn.ops import RelativeTerms
 from lieattn.reps import Pseudovector, SymmetricTensor, Vector
 from lieattn.spaces import Euclidean, Sphere
 from lieattn.testing import assert_equivariant
+from tests.cases import each
 from tests.fuzz._recipes import ALIASES, C4, EDGES, GRAPH, POS, SIGNAL, entrance, gsa
 
 MESSAGES = Path(__file__).with_name("messages.txt")
@@ -605,7 +606,7 @@ def raised(number):
     return caught.value
 
 
-@pytest.mark.parametrize("number", range(len(ROWS)), ids=[f"{name}-{shown[0]}" for _, _, name, shown in ROWS])
+@each("number", {f"{name}-{shown[0]} of row {number}": number for number, (_, _, name, shown) in enumerate(ROWS)})
 def test_errors_name_the_argument_and_show_the_value(number):
     _, error, name, shown = ROWS[number]
     message = str(raised(number))
@@ -629,7 +630,7 @@ def test_inexact_pooling_warns_or_is_silent_if_asked():
     GridPool(2, inexact="allow").cells(IMAGES)  # a warning would be an error here
 
 
-@pytest.mark.parametrize("entry", sorted({row[0] for row in CASES if isinstance(row[0], str)}))
+@each("entry", sorted({row[0] for row in CASES if isinstance(row[0], str)}))
 def test_calls_are_accepted_without_the_bad_values(entry):
     called(entry, {})
 

@@ -12,13 +12,13 @@ from lieattn.nn import FiberToIrreps, GroupLinear, IrrepsToFiber, lift_field, pr
 from lieattn.reps import Irreps, Pseudovector, Scalar, SymmetricTensor, Vector
 from lieattn.spaces import Euclidean
 from lieattn.testing import randomize, relative_error
-from tests.cases import GROUPS, normal, refuses, turns
+from tests.cases import GROUPS, each, normal, refuses, turns
 from tests.test_reps import PLANAR, SPATIAL, rotations
 
 REPS = {2: PLANAR, 3: SPATIAL}
 FIBERED = {name: group for name, group in GROUPS.items() if group.dim in (2, 3)}
 SPACE_GROUPS = {name: group for name, group in GROUPS.items() if group.dim == 3}
-every_spatial = pytest.mark.parametrize("group", SPACE_GROUPS.values(), ids=SPACE_GROUPS)
+every_spatial = each("group", SPACE_GROUPS)
 
 
 # --- equivariance ---------------------------------------------------------------------------------------------

@@ -10,14 +10,14 @@ from lieattn.groups import FiniteGroup, cyclic, icosahedral, octahedral, real_ir
 from lieattn.nn import GroupLinear
 from lieattn.ops import fourier_pays
 from lieattn.testing import randomize
-from tests.cases import GROUPS
+from tests.cases import GROUPS, each
 
 # Left multiplication by the unit quaternions ±1, ±i, ±j, ±k: the smallest group with a quaternionic irrep.
 _I = torch.tensor([[0, -1, 0, 0], [1, 0, 0, 0], [0, 0, 0, -1], [0, 0, 1, 0]], dtype=torch.float64)
 _J = torch.tensor([[0, 0, -1, 0], [0, 0, 0, 1], [1, 0, 0, 0], [0, -1, 0, 0]], dtype=torch.float64)
 QUATERNIONS = FiniteGroup.generate(torch.stack([_I, _J]), "Q8")
 ALL = {**GROUPS, "Q8": QUATERNIONS}
-every_group = pytest.mark.parametrize("group", ALL.values(), ids=ALL)
+every_group = each("group", ALL)
 
 
 @every_group

@@ -33,7 +33,7 @@ from lieattn.models import GSANet
 from lieattn.models.gsa import Stages
 from lieattn.nn import CloudNorm, CloudPool, FiberPool, GridPool
 from lieattn.testing import random_cloud
-from tests.cases import GROUPS, SMALL_GROUPS
+from tests.cases import GROUPS, SMALL_GROUPS, each
 
 
 def per_edge(graph):
@@ -158,7 +158,7 @@ def test_flatten_and_unflatten_undo_each_other(shape):
 # --- relative positions ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("group", GROUPS.values(), ids=GROUPS)
+@each("group", GROUPS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_relative_positions_are_displacements_in_every_frame(group, dtype):
     pos, batch = random_cloud(group, 12, clouds=2, dtype=dtype)
@@ -170,7 +170,7 @@ def test_relative_positions_are_displacements_in_every_frame(group, dtype):
     torch.testing.assert_close(per_edge(graph).double(), wanted, rtol=0, atol=tolerance * float(wanted.abs().max()))
 
 
-@pytest.mark.parametrize("group", GROUPS.values(), ids=GROUPS)
+@each("group", GROUPS)
 def test_moving_the_points_permutes_the_fiber_of_relative_positions(group):
     pos, batch = random_cloud(group, 10, clouds=2)
     motions, neighborhood = SemidirectProduct(group), Radius(1.4)
@@ -529,7 +529,7 @@ NEIGHBORHOODS = {
 PLANE, SPACE = cyclic(4), cyclic_about(3)
 
 
-@pytest.mark.parametrize("cloud", CLOUDS.values(), ids=CLOUDS)
+@each("cloud", CLOUDS)
 @pytest.mark.parametrize("neighborhood", NEIGHBORHOODS.values(), ids=NEIGHBORHOODS)
 @pytest.mark.parametrize("group", [PLANE, SPACE], ids=["plane", "space"])
 def test_degenerate_clouds_can_be_lifted(cloud, neighborhood, group):

@@ -35,7 +35,7 @@ from lieattn.nn import (
 )
 from lieattn.nn.relative import BumpKernel, ConvolutionKernel, NetworkKernel, TableKernel
 from lieattn.testing import assert_equivariant, random_cloud, randomize
-from tests.cases import GROUPS, SMALL_GROUPS, refuses, turns
+from tests.cases import GROUPS, SMALL_GROUPS, each, refuses, turns
 
 LATTICE_GROUPS = {
     "Z2": trivial(2),
@@ -49,7 +49,7 @@ LATTICE_GROUPS = {
     "D4": dihedral(4),
     **{name: GROUPS[name] for name in ("C4_about_z", "mirror3", "T", "O")},
 }
-every_lattice_group = pytest.mark.parametrize("group", LATTICE_GROUPS.values(), ids=LATTICE_GROUPS)
+every_lattice_group = each("group", LATTICE_GROUPS)
 
 
 def grid_error(layer, group, x):

@@ -1,6 +1,7 @@
 """Finite groups: the axioms hold exactly for every group of the table, and for R^d x| H."""
 
 import copy
+import inspect
 import itertools
 import math
 import pickle
@@ -12,15 +13,15 @@ import torch
 
 from lieattn import groups
 from lieattn.groups import FiniteGroup, SemidirectProduct, cyclic, dihedral, dihedral_about, tetrahedral
-from tests.cases import GROUPS, OBLIQUE, element_order
+from tests.cases import GROUPS, OBLIQUE, each, element_order
 
 SHEAR = torch.tensor([[1.0, 0.7], [0.0, 2.0]], dtype=torch.float64)
 SHEARED = torch.eye(3, dtype=torch.float64) + torch.ones(3, 3, dtype=torch.float64).triu(1)
 ALL = {**GROUPS, "C4_sheared": cyclic(4).conjugate(SHEAR, "sheared C4")}
 NON_ABELIAN = {name: GROUPS[name] for name in ("D3", "D4", "T", "O", "S3", "I")}
 
-every_group = pytest.mark.parametrize("group", ALL.values(), ids=ALL)
-every_non_abelian = pytest.mark.parametrize("group", NON_ABELIAN.values(), ids=NON_ABELIAN)
+every_group = each("group", ALL)
+every_non_abelian = each("group", NON_ABELIAN)
 
 ORDERS = {"T": 12, "O": 24, "I": 60, "Th": 24, "Td": 24, "Oh": 48, "Ih": 120, "S3": 6, "D2_about_z": 4, "D8": 16}
 ORDERS |= {"trivial3": 1, "mirror3_oblique": 2, "C4_x_mirror1": 8, "D3_x_C2": 12, "C4_mirror_inside": 8}
@@ -30,6 +31,24 @@ ROTATIONS_ONLY |= {name for name in GROUPS if re.fullmatch(r"(C|trivial)\d+", na
 
 
 # --- axioms ---------------------------------------------------------------------------------------------------
+
+
+def test_a_case_that_fails_is_named():
+    """Control of the decorator with which most tests here run for all groups."""
+    seen = []
+
+    @each("group, twice", lambda most: [(group, 2 * group.order) for group in ALL.values() if group.order <= most])
+    def orders(group, twice, most):
+        seen.append(group)
+        assert twice < most, "too large"
+
+    assert list(inspect.signature(orders).parameters) == ["most"]
+    with pytest.raises(AssertionError, match="too large") as caught:
+        orders(most=6)
+    assert caught.value.__notes__ == [f"group, twice: {(seen[-1], 2 * seen[-1].order)}"]
+    assert len(seen) > 1
+    with pytest.raises(AssertionError, match="cannot skip"):
+        each("x", [1])(lambda x: pytest.skip("no"))()
 
 
 def test_orders_are_those_of_the_books():
@@ -89,7 +108,7 @@ def test_no_element_occurs_twice(group):
     assert distance.min() > 0.05
 
 
-@pytest.mark.parametrize("name", GROUPS)
+@each("name", GROUPS.keys())
 def test_catalog_is_orthogonal_with_the_right_determinants(name):
     group = GROUPS[name]
     unit = torch.eye(group.dim, dtype=torch.float64).expand(group.order, -1, -1)
@@ -633,7 +652,7 @@ def test_the_whole_group_is_its_design(group):
     assert torch.equal(group.index(turned).sort().values, torch.arange(group.order).expand(3, -1))
 
 
-@pytest.mark.parametrize("group", [*ALL.values(), tetrahedral().conjugate(SHEARED)], ids=[*ALL, "sheared T"])
+@each("group", {**ALL, "sheared T": tetrahedral().conjugate(SHEARED)})
 def test_distances_and_coordinates_tell_elements_apart(group):
     every = group.elements
     distance = group.distance(every[:, None], every)

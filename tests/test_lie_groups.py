@@ -32,7 +32,7 @@ from lieattn.groups import (
     rotation_from_quaternion,
 )
 from lieattn.spaces import Euclidean
-from tests.cases import GROUPS, normal, refuses
+from tests.cases import GROUPS, each, normal, refuses
 from tests.lie_cases import (
     LIE_GROUPS,
     OWN_NAMES,
@@ -44,14 +44,14 @@ from tests.lie_cases import (
     with_angle,
 )
 
-every_group = pytest.mark.parametrize("group", LIE_GROUPS.values(), ids=LIE_GROUPS)
+every_group = each("group", LIE_GROUPS)
 WITH_LOGARITHM = {name: group for name, group in LIE_GROUPS.items() if group.has_logarithm}
-every_with_logarithm = pytest.mark.parametrize("group", WITH_LOGARITHM.values(), ids=WITH_LOGARITHM)
+every_with_logarithm = each("group", WITH_LOGARITHM)
 FINITE = ("trivial1", "C4", "D3", "mirror2_oblique", "C5_about_oblique", "T", "Ih", "C4_x_mirror1", "S3")
 FINITE = {motions.name: motions for motions in (SemidirectProduct(GROUPS[name]) for name in FINITE)}
 SHEARED = SemidirectProduct(cyclic(4).conjugate(torch.tensor([[1.0, 0.7], [0.0, 2.0]]).double(), "sheared C4"))
 MOTIONS = {**LIE_GROUPS, **FINITE, SHEARED.name: SHEARED}
-every_motion = pytest.mark.parametrize("group", MOTIONS.values(), ids=MOTIONS)
+every_motion = each("group", MOTIONS)
 REFLECTING = {name: group for name, group in LIE_GROUPS.items() if name in ("O(2)", "O(3)", "E(2)", "E(3)")}
 RIGID = {name: LIE_GROUPS[name] for name in ("SO(2)", "SO(3)", "O(2)", "O(3)", "SE(2)", "SE(3)", "E(2)", "E(3)")}
 
@@ -213,7 +213,7 @@ def test_exp_is_that_of_matrices_beyond_half_and_full_turns(group):
         close(group.exp(a), torch.linalg.matrix_exp(group.hat(a)), 1e-11, 1e-11)
 
 
-@pytest.mark.parametrize("log_scale", [-20.0, -1.0, -0.6, 1e-9, 0.4, 1.7, 8.0])
+@each("log_scale", [-20.0, -1.0, -0.6, 1e-9, 0.4, 1.7, 8.0])
 @pytest.mark.parametrize("dim", [2, 3])
 def test_similarities_of_any_scale(dim, log_scale):
     group = Sim(dim)
@@ -270,7 +270,7 @@ def test_half_turn_of_the_plane_is_plus_pi():
 AXES = [(1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 1, 1), (1, -1, 0), (1, -1, 1), (0.6, 0, -0.8), (-0.309, 0.5, 0.809)]
 
 
-@pytest.mark.parametrize("axis", AXES)
+@each("axis", AXES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_half_turns_have_one_logarithm_however_they_were_rounded(axis, dtype):
     """The largest component of the axis is positive."""
@@ -328,7 +328,7 @@ def test_second_derivatives_of_distances(name):
         close(second(first(distance))(a), wanted, 1e-10, 1e-10)
 
 
-@pytest.mark.parametrize("group", REFLECTING.values(), ids=REFLECTING)
+@each("group", REFLECTING)
 def test_reflections_have_no_logarithm(group):
     g = elements(group)
     improper = torch.linalg.det(group.linear(g)) < 0
@@ -427,7 +427,7 @@ def test_distance_is_left_invariant_symmetric_and_vanishes_on_the_diagonal(group
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("group", [group for name, group in WITH_LOGARITHM.items() if name not in OWN_NAMES], ids=str)
+@each("group", [group for name, group in WITH_LOGARITHM.items() if name not in OWN_NAMES])
 def test_gradient_of_the_distance_to_the_same_element_is_zero(group, dtype):
     """Also for dilations, whose inverse times themselves is the identity only up to rounding."""
     g = elements(group).to(dtype)
@@ -448,7 +448,7 @@ def test_distance_is_not_invariant_from_the_right_unless_it_should_be(group):
         assert error < 1e-7
 
 
-@pytest.mark.parametrize("group", RIGID.values(), ids=RIGID)
+@each("group", RIGID)
 def test_distance_obeys_the_triangle_inequality(group):
     g, h, k = (elements(group, seed=seed) for seed in range(3))
     assert (group.distance(g, k) <= group.distance(g, h) + group.distance(h, k) + 1e-9).all()
@@ -573,7 +573,7 @@ DESIGNS = {
 }
 
 
-@pytest.mark.parametrize(("letters", "dim", "count"), DESIGNS)
+@each("letters, dim, count", list(DESIGNS))
 def test_designs_average_polynomials_of_their_degree_exactly(letters, dim, count):
     """Powers of u · g v span the matrix elements: means are exact up to the degree of the design, and no further."""
     group = {"SO": SO, "O": O}[letters](dim)
@@ -690,7 +690,7 @@ NOT_ELEMENTS = {
 }
 
 
-@pytest.mark.parametrize("case", NOT_ELEMENTS)
+@each("case", NOT_ELEMENTS.keys())
 def test_what_is_no_element_is_refused(case):
     group, matrix, fault = NOT_ELEMENTS[case]
     stack = torch.stack([group.identity(matrix), group.identity(matrix), matrix])
@@ -722,7 +722,7 @@ test_what_does_not_fit_is_named = refuses(
 
 
 @pytest.mark.parametrize("method", ["hat", "exp", "exp_integral", "inverse_exp_integral"])
-@pytest.mark.parametrize("group", [SO(2), SO(3), Dilations(3), RotationDilations(2), SE(3), cyclic_about(4)], ids=str)
+@each("group", [SO(2), SO(3), Dilations(3), RotationDilations(2), SE(3), cyclic_about(4)])
 def test_other_numbers_of_coordinates_are_refused(group, method):
     """Three logarithms of scales are no dilation of space, and a number is no coordinate of a finite group."""
     for count in {1, 3} - {group.algebra_dim}:

@@ -76,7 +76,7 @@ from lieattn.ops import (
 from lieattn.reps import Irreps, Vector
 from lieattn.spaces import Euclidean, Orbits, PositionDirection, Sphere
 from lieattn.testing import assert_conforms, randomize, relative_error
-from tests.cases import of_edges, refuses
+from tests.cases import each, of_edges, refuses
 
 DOUBLE = torch.float64
 KERNELS = {
@@ -163,7 +163,7 @@ OF_HEADS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "sizes"), OF_HEADS)
+@each("name, sizes", OF_HEADS)
 @pytest.mark.parametrize("evaluation", ["plain", "auto"])
 def test_networks_of_heads_are_what_they_say(name, sizes, evaluation, threads, monkeypatch):
     monkeypatch.setattr("lieattn.ops._head_networks._BLOCK", {"cpu": 64 * 15})

@@ -14,7 +14,7 @@ import torch
 from lieattn.geometry import AllPairs, Neighbors, Radius
 from lieattn.groups import cyclic, dihedral, tetrahedral
 from lieattn.ops import RelativeTerms, _plain, _pooled, backend, group_attention, reference_attention, tied_linear
-from tests.cases import some
+from tests.cases import each, some
 
 HEADS, DIM, VALUE = 2, 3, 4
 PATTERNS = ("joint", "framewise", "query_sum", "pooled")
@@ -103,7 +103,7 @@ COMBINATIONS = [
 
 @pytest.mark.parametrize("evaluation", ["plain", "auto"])
 @pytest.mark.parametrize("normalize", NORMALIZATIONS)
-@pytest.mark.parametrize(("pattern", "terms"), COMBINATIONS)
+@each("pattern, terms", COMBINATIONS)
 def test_evaluators_equal_the_reference(pattern, normalize, terms, evaluation):
     (q, k, v), neighbors, tables, _ = problem(pattern, TERMS[terms])
     with backend(evaluation):
@@ -114,7 +114,7 @@ def test_evaluators_equal_the_reference(pattern, normalize, terms, evaluation):
 
 @pytest.mark.parametrize("evaluation", ["plain", "numba", "dense"])
 @pytest.mark.parametrize("names", [("pair_bias",), ("displacement_bias", "psi"), ("fiber_bias", "beta_pairs"), ()])
-@pytest.mark.parametrize("pattern", PATTERNS)
+@each("pattern", PATTERNS)
 def test_terms_alone(pattern, names, evaluation):
     """Without queries, the tables determine the numbers of frames, and axes of size 1 serve all of them."""
     (_, _, v), neighbors, tables, index = problem(pattern, names)

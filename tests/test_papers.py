@@ -26,7 +26,7 @@ from lieattn.compare import build_task, read_settings
 from lieattn.geometry import pixel_positions
 from lieattn.train import PointSetData, PointSetTask, UsageError, register_types
 from lieattn_datasets import Constellation, ImagePoints, NBodySimulated, ProceduralShapes, Springs
-from tests.cases import quiet_trainer, some
+from tests.cases import each, quiet_trainer, some
 
 PAPERS = Path(__file__).parent.parent / "examples" / "papers"
 FILES = {
@@ -147,7 +147,7 @@ def parts(content):
     return [content] if isinstance(content, str) and content.endswith(".yaml") else []
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@each("name", EXPERIMENTS.keys())
 def test_file_is_a_whole_experiment(name):
     content = yaml.safe_load(EXPERIMENTS[name].read_text())
     trainer = content["trainer"]

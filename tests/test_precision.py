@@ -33,6 +33,7 @@ from lieattn.nn.relative._base import measured
 from lieattn.ops import RelativeTerms
 from lieattn.spaces import Euclidean
 from lieattn.testing import randomize, relative_error
+from tests.cases import each
 from tests.fuzz.models import MODELS
 from tests.lifted_cases import LIFTED
 from tests.test_equivariance import LAYERS, call, fits, prepared
@@ -249,7 +250,7 @@ def test_geometry_and_field_in_bfloat16(name, weights):
     assert field.graph.pos.dtype == (F32 if weights == BF16 else weights)
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@each("name", LAYERS.keys())
 @pytest.mark.parametrize("dtype", [F16, BF16])
 def test_layers_in_half_precision(name, dtype):
     case = next(case for case in (LIFTED["D3"], LIFTED["SE(3), principal"]) if fits(name, case))
@@ -319,7 +320,7 @@ def test_tables_of_layers_keep_their_values_in_half_precision(name, dtype):
 WEIGHTED = ("C3 on scales", "C3, smooth")
 
 
-@pytest.mark.parametrize(("name", "case"), [(n, c) for n in LAYERS for c in WEIGHTED if fits(n, LIFTED[c])])
+@each("name, case", [(n, c) for n in LAYERS for c in WEIGHTED if fits(n, LIFTED[c])])
 def test_weights_of_the_keys_in_double_precision_do_not_widen_layers(name, case):
     layer, x, _, _, graph = prepared(name, LIFTED[case], F64)
     expected = call(name, layer, x, graph)

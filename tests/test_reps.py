@@ -24,7 +24,7 @@ from lieattn.reps import (
     is_orthogonal,
     to_irreps,
 )
-from tests.cases import GROUPS, refuses, turns
+from tests.cases import GROUPS, each, refuses, turns
 
 SPATIAL = {
     "scalar": Scalar(),
@@ -47,8 +47,8 @@ PLANAR = {
 AT_SPECIAL_ANGLES = ("D2_about_z", "mirror3_oblique", "C5_about_oblique", "Oh", "Ih")  # general ones are below
 EVERY = [(group, rep) for group in GROUPS.values() if group.dim == 2 for rep in PLANAR.values()]
 EVERY += [(GROUPS[name], rep) for name in AT_SPECIAL_ANGLES for rep in SPATIAL.values()]
-every_case = pytest.mark.parametrize(("group", "rep"), EVERY, ids=[f"{g.name}-{r.name}" for g, r in EVERY])
-every_spatial = pytest.mark.parametrize("rep", SPATIAL.values(), ids=SPATIAL)
+every_case = each("group, rep", EVERY)
+every_spatial = each("rep", SPATIAL)
 
 
 def rotations(count, seed=0):
@@ -157,7 +157,7 @@ def test_wigner_matrices_turn_harmonics_as_e3nn_has_them(degree):
 ANGLES = [0.0, 1e-12, 1e-8, 1e-4, 1.0, math.pi / 2, math.pi - 1e-4, math.pi - 1e-8, math.pi, 4.0]
 
 
-@pytest.mark.parametrize("angle", ANGLES)
+@each("angle", ANGLES)
 @pytest.mark.parametrize("axis", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, -2, 0.5)])
 def test_wigner_matrices_are_accurate_at_every_angle(axis, angle):
     """The reference is the matrix exponential of the generator, also where Euler angles degenerate."""
@@ -176,7 +176,7 @@ def test_wigner_matrices_are_accurate_at_every_angle(axis, angle):
     assert abs(float(whole.trace()) - sum(math.cos(m * angle) for m in range(-4, 5))) < 1e-12
 
 
-@pytest.mark.parametrize("angle", [0.0, 1e-9, 1.0, math.pi - 1e-9, math.pi])
+@each("angle", [0.0, 1e-9, 1.0, math.pi - 1e-9, math.pi])
 @pytest.mark.parametrize("axis", [(0, 1, 0), (1, 0, 0), (1, -2, 0.5)])
 def test_gradients_of_wigner_matrices(axis, angle):
     """d/da D(exp(a X)) = L D is exact and finite, also at beta = 0 and pi."""
@@ -207,7 +207,7 @@ def test_polar_z_gives_the_usual_real_harmonics(degree):
     torch.testing.assert_close(found, real_harmonics(degree, points), atol=1e-11, rtol=0)
 
 
-@pytest.mark.parametrize("rep", SPATIAL.values(), ids=SPATIAL)
+@each("rep", SPATIAL)
 def test_change_of_basis_to_irreps_and_back(rep):
     irreps, basis = to_irreps(rep)
     torch.testing.assert_close(basis @ basis.T, torch.eye(rep.dim, dtype=torch.float64), atol=1e-13, rtol=0)

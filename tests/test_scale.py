@@ -16,12 +16,12 @@ from lieattn.nn.relative import PerHeadMLP
 from lieattn.ops import RelativeTerms, group_attention
 from lieattn.spaces import Euclidean, Orbits
 from lieattn.testing import TOLERANCE, randomize, relative_error
-from tests.cases import refuses
+from tests.cases import each, refuses
 
 F64 = torch.float64
 CHANNELS, HEADS = 8, 2
 GROUPS = {"trivial2": trivial(2), "C4": cyclic(4), "D3": dihedral(3), "trivial3": trivial(3)}
-every_group = pytest.mark.parametrize("group", GROUPS.values(), ids=GROUPS)
+every_group = each("group", GROUPS)
 
 
 def cloud(group, points=10, seed=0, dtype=F64):

@@ -22,7 +22,7 @@ from lieattn.groups import (
     tetrahedral,
 )
 from lieattn.spaces import Euclidean, HomogeneousSpace, Orbits, PositionDirection, Sphere
-from tests.cases import normal, refuses
+from tests.cases import each, normal, refuses
 from tests.lie_cases import OWN, Heisenberg, elements
 
 
@@ -52,7 +52,7 @@ SPACES = {
         *(OWN["Quadrant"](), HeisenbergSpace()),
     ]
 }
-every_space = pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
+every_space = each("space", SPACES)
 WITH_STABILIZER = {name: space for name, space in SPACES.items() if space.stabilizer is not None}
 
 
@@ -135,7 +135,7 @@ def test_origin_is_a_point_over_which_the_section_is_the_identity(space):
     close(space.section(o), space.group.identity(o))
 
 
-@pytest.mark.parametrize("space", WITH_STABILIZER.values(), ids=WITH_STABILIZER)
+@each("space", WITH_STABILIZER)
 def test_stabilizer_keeps_representatives_and_lies_in_the_group(space):
     h, k = elements(space.stabilizer), elements(space.stabilizer, seed=1)
     embedded = space.embed(h)
@@ -147,7 +147,7 @@ def test_stabilizer_keeps_representatives_and_lies_in_the_group(space):
     close(product, space.embed(space.stabilizer.product(h, k)), 1e-9)
 
 
-@pytest.mark.parametrize("space", WITH_STABILIZER.values(), ids=WITH_STABILIZER)
+@each("space", WITH_STABILIZER)
 def test_stabilizer_is_the_whole_of_it(space):
     """Elements that fix the origin are those of the stabilizer: their Lie algebras have the same dimension."""
     o = space.origin
@@ -274,7 +274,7 @@ def test_gradients_are_finite_everywhere_and_those_of_differences(space):
 
 
 @pytest.mark.parametrize("group", [SO(2), SO(3), RotationDilations(2), RotationDilations(3), Dilations(2)], ids=repr)
-@pytest.mark.parametrize("length", [1e-30, 1e-6, 1e6, 1e30])
+@each("length", [1e-30, 1e-6, 1e6, 1e30])
 def test_orbits_of_any_size_in_single_precision(group, length):
     space = Orbits(group)
     x = (length * points(space)).float()
@@ -308,7 +308,7 @@ NOT_POINTS = {
 }
 
 
-@pytest.mark.parametrize("case", NOT_POINTS)
+@each("case", NOT_POINTS.keys())
 def test_what_is_no_point_is_refused(case):
     space, bad, fault = NOT_POINTS[case]
     x = torch.stack([*points(space, 30)[28:], torch.tensor(bad, dtype=torch.float64)])

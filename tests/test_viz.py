@@ -296,7 +296,7 @@ def test_pictures_of_a_run_show_its_last_training_and_its_predictions(tmp_path):
     matrix = found["predictions"].axes[0]
     np.testing.assert_allclose(matrix.images[0].get_array(), [[0.5, 0.5], [0, 1]])
     assert [tick.get_text() for tick in matrix.get_yticklabels()] == ["cat", "dog"]
-    assert matrix.get_title() == "66.7 % of 3 labels"
+    assert matrix.get_title() == "66.7 % of 3 labels are right"
     parity = found["predictions_f"].axes[0]
     assert parity.get_title() == f"mean absolute error {1.5 / 3:.4g}"
     np.testing.assert_allclose(parity.lines[1].get_xydata()[0], [1, 1.5])

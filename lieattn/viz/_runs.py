@@ -118,7 +118,7 @@ def _confusion(rows: Sequence[Mapping[str, str]]) -> Figure:
                 color = "white" if shares[true, predicted] > 0.5 else INK
                 axes.text(predicted, true, f"{count:g}", ha="center", va="center", size=6, color=color)
     right = counts.trace() / max(counts.sum(), 1)
-    axes.set_title(f"{100 * right:.1f} % of {counts.sum():g} labels", size=9, color=INK)
+    axes.set_title(f"{100 * right:.1f} % of {counts.sum():g} labels are right", size=9, color=INK)
     axes.set_xlabel("predicted class", size=9, color=INK)
     axes.set_ylabel("true class", size=9, color=INK)
     color_bar(figure, "Blues", norm, "share of the true class", ax=axes, shrink=0.8)

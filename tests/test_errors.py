@@ -40,8 +40,15 @@ from lieattn.groups import (
     reflection,
     tetrahedral,
 )
-from lieattn.models import DirectionConvNet, FramewiseTransformer, GSANet, LieTransformer, published_table
-from lieattn.models.gsa import GSAOptions, Stages
+from lieattn.models import (
+    DirectionConvNet,
+    FramewiseTransformer,
+    GSANet,
+    GSAOptions,
+    LieTransformer,
+    Stages,
+    published_table,
+)
 from lieattn.models.irreps import TensorFieldNetwork
 from lieattn.nn import GridPool, GroupLinear, GroupSelfAttention
 from lieattn.nn.relative import CoordinateEncoding, FiberEncoding, MLPEncoding, PositionalValues, RotaryEncoding

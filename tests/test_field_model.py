@@ -16,13 +16,13 @@ from lieattn.models import (
     FramewiseOptions,
     FramewiseTransformer,
     GSANet,
+    GSAOptions,
     HamiltonianDynamics,
     LieTransformer,
     Readout,
     Rescaled,
     transfer_weights,
 )
-from lieattn.models.gsa import GSAOptions
 from lieattn.nn import DipoleHead, FieldHead, Heads, InvariantHead, PolarizabilityHead, RotationHead, VectorHead
 from lieattn.reps import Pseudovector, Vector
 from lieattn.spaces import Euclidean

@@ -29,8 +29,7 @@ from lieattn.geometry import (
 )
 from lieattn.geometry._relative import _distinct
 from lieattn.groups import SemidirectProduct, cyclic, cyclic_about, dihedral, tetrahedral, trivial
-from lieattn.models import GSANet
-from lieattn.models.gsa import Stages
+from lieattn.models import GSANet, Stages
 from lieattn.nn import CloudNorm, CloudPool, FiberPool, GridPool
 from lieattn.testing import random_cloud
 from tests.cases import GROUPS, SMALL_GROUPS, each

@@ -10,8 +10,7 @@ from torch_geometric.data import Batch, Data
 
 from lieattn.geometry import FiniteFrames, Given, PrincipalFrames, Radius, lift
 from lieattn.groups import icosahedral, octahedral, tetrahedral
-from lieattn.models import DirectionConvNet, EnergyForces, FramewiseTransformer
-from lieattn.models.frames import DirectionOptions, FramewiseOptions
+from lieattn.models import DirectionConvNet, DirectionOptions, EnergyForces, FramewiseOptions, FramewiseTransformer
 from lieattn.models.frames._network import with_pair_features
 from lieattn.testing import assert_conforms, randomize
 from lieattn.train import random_clouds

@@ -51,6 +51,7 @@ from lieattn.models import (
     EnergyForces,
     FieldModel,
     FiniteSE2Transformer,
+    FramewiseOptions,
     FramewiseTransformer,
     GSANet,
     GSAOptions,
@@ -65,7 +66,6 @@ from lieattn.models import (
     Stages,
     published_table,
 )
-from lieattn.models.frames import FramewiseOptions
 from lieattn.models.irreps import DistanceTransformer, RadialOptions, SE3Transformer, TensorFieldNetwork
 from lieattn.models.published import PublishedCoordinates
 from lieattn.nn import (

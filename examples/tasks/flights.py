@@ -6,8 +6,7 @@ from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 
 from lieattn.geometry import AllPairs, PrincipalFrames
-from lieattn.models import LieTransformer, Readout
-from lieattn.models.lie import Lifting
+from lieattn.models import LieTransformer, Lifting, Readout
 from lieattn.spaces import Sphere
 from lieattn_datasets import Flights
 

@@ -20,11 +20,11 @@ from lieattn.models import (
     Captured,
     DirectionConvNet,
     EnergyForces,
+    FramewiseOptions,
     FramewiseTransformer,
     GSANet,
     LieTransformer,
 )
-from lieattn.models.frames import FramewiseOptions
 from lieattn.nn import FramewiseBlock
 from lieattn.nn.relative import RotaryPhases
 from lieattn.spaces import Euclidean

@@ -7,49 +7,31 @@ from lieattn.models._base.rescaled import Rescaled
 from lieattn.models._base.symmetry import Symmetry
 from lieattn.models._base.transfer import transfer_weights
 from lieattn.models._base.wrappers import Ensemble, FieldModel, Preprocessed, Spread
-from lieattn.models.affine import AffineNet, AffineSelfConvNet, BottleneckBlock
-from lieattn.models.attentive import (
-    AttentionKind,
-    AttentiveAllCNN,
-    AttentiveCNN,
+from lieattn.models.affine._network import AffineNet, AffineSelfConvNet, BottleneckBlock
+from lieattn.models.attentive._deep import (
     AttentiveDenseBlock,
     AttentiveDenseNet,
-    AttentiveNet,
-    AttentiveNetwork,
     AttentiveResidualBlock,
     AttentiveResNet,
     AttentiveTransition,
 )
-from lieattn.models.dynamics import (
-    EnergyAndForce,
-    EnergyDrift,
-    EnergyForces,
-    EnergyForceStress,
-    HamiltonianDynamics,
-    Trajectory,
-    energy_drift,
+from lieattn.models.attentive._networks import (
+    AttentionKind,
+    AttentiveAllCNN,
+    AttentiveCNN,
+    AttentiveNet,
+    AttentiveNetwork,
 )
-from lieattn.models.frames import (
-    DirectionConvNet,
-    DirectionOptions,
-    FramewiseOptions,
-    FramewiseTransformer,
-    ImageOptions,
-    ImageTransformer,
-)
-from lieattn.models.gsa import Dropouts, GSAGeometry, GSANet, GSAOptions, GSAReadout, Stages
-from lieattn.models.lie import (
-    AttentionOptions,
-    ConvolutionOptions,
-    FiniteSE2Transformer,
-    LieConvGeometry,
-    LieConvNet,
-    LieTransformer,
-    Lifting,
-    PairCoordinates,
-    Readout,
-    image_points,
-)
+from lieattn.models.dynamics._forces import EnergyAndForce, EnergyForces, EnergyForceStress
+from lieattn.models.dynamics._trajectories import EnergyDrift, HamiltonianDynamics, Trajectory, energy_drift
+from lieattn.models.frames._directions import DirectionConvNet, DirectionOptions
+from lieattn.models.frames._framewise import FramewiseOptions, FramewiseTransformer
+from lieattn.models.frames._images import ImageOptions, ImageTransformer
+from lieattn.models.gsa._network import GSANet
+from lieattn.models.gsa._options import Dropouts, GSAGeometry, GSAOptions, GSAReadout, Stages
+from lieattn.models.lie._finite_se2 import FiniteSE2Transformer
+from lieattn.models.lie._network import AttentionOptions, ConvolutionOptions, Lifting, PairCoordinates, Readout
+from lieattn.models.lie._networks import LieConvGeometry, LieConvNet, LieTransformer, image_points
 from lieattn.models.published import published_accuracy, published_attentive_cnn, published_inputs, published_table
 
 __all__ = [

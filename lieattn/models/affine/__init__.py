@@ -1,9 +1,1 @@
 """Networks with affine self convolution."""
-
-from lieattn.models.affine._network import AffineNet, AffineSelfConvNet, BottleneckBlock
-
-__all__ = [
-    "AffineNet",
-    "AffineSelfConvNet",
-    "BottleneckBlock",
-]

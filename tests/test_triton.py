@@ -216,7 +216,9 @@ def test_sources_of_many_edges_are_split_among_programs(lanes, monkeypatch):
 
 @interpreted
 def test_sorted_edges_are_kept_with_the_geometry_and_no_longer(monkeypatch):
-    signals, neighbors, terms, _index, pattern, normalize, _ = problem("query sum", fiber=2, heads=1)
+    signals, neighbors, terms, _index, pattern, normalize, _ = problem(
+        "query sum", fiber=1, heads=1, lists=([0, 1, 2], [1, 0])
+    )
     _, given = problem_of(signals, neighbors, terms, pattern, normalize)
     out, norm = _launch.run_forward(given, SEED)
     before, first = len(_launch._KNOWN), _launch.run_backward(given, SEED, out, norm)

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from _pytest.runner import runtestprotocol
 
 # Two workers import the same files in the same order, and each would compile nearly all that have no bytecode yet.
 # Therefore one worker begins with packages that the other imports last.
@@ -88,6 +89,17 @@ def pytest_collection_modifyitems(config, items):
         slow = [item for item in items if "slow" in item.keywords]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if "slow" not in item.keywords]
+
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+
+    def pytest_runtest_protocol(item, nextitem):
+        """Report a test once if it passes, instead of its setup, call and end, which takes longer than many tests."""
+        for report in runtestprotocol(item, log=False, nextitem=nextitem):
+            if report.when == "call" or not report.passed:
+                item.ihook.pytest_runtest_logreport(report=report)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        return True
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -34,23 +35,52 @@ on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), rea
 
 
 def shorten_the_interpreter():
-    """Let Triton's interpreter replace the operations of the language only once, and not look for integer overflow.
+    """Let Triton's interpreter compute what depends on types once, and not look for integer overflow.
 
-    It replaces them at every call of a function of a kernel, which takes half of its time and has no further effect.
-    Overflow, which takes a quarter of the rest, is not looked for on GPUs either; the indices of these tests are small.
+    It replaces the operations of the language at every call of a function of a kernel, which takes half of its time and
+    has no further effect. Shapes and names of types, which each operation computes, take a third of the rest. Overflow,
+    which takes a quarter, is not looked for on GPUs either; the indices of these tests are small.
     """
-    from triton.language.core import is_builtin
+    from triton.language.core import block_type, is_builtin, tensor
     from triton.runtime import interpreter
 
     patch, modules = interpreter._patch_lang, (triton.language, triton.language.core)
+    numpy_type, of_block, of_tensor = interpreter._get_np_dtype, block_type.__init__, tensor.__init__
+    numpy_types, blocks, tensors = {}, {}, {}
+
+    @cache
+    def named(function):
+        values = function.__globals__.values()
+        return [module for module in modules if any(value is module for value in values)]
 
     def patch_where_needed(function):
-        named = [module for module in modules if any(value is module for value in function.__globals__.values())]
-        if any(is_builtin(module.load) for module in named):
+        if any(is_builtin(module.load) for module in named(function)):
             return patch(function)
         return interpreter._LangPatchScope()
 
-    interpreter._patch_lang = patch_where_needed
+    def known_numpy_type(kind):
+        if kind.scalar.name not in numpy_types:
+            numpy_types[kind.scalar.name] = numpy_type(kind)
+        return numpy_types[kind.scalar.name]
+
+    def known_block(self, element, shape):
+        key = (element.name, *shape)
+        if key not in blocks:
+            of_block(self, element, shape)
+            blocks[key] = dict(vars(self))
+        vars(self).update(blocks[key])
+
+    def known_tensor(self, handle, kind):
+        key = kind.name if kind.is_block() else ""
+        if key not in tensors:
+            of_tensor(self, handle, kind)
+            tensors[key] = {
+                name: value for name, value in vars(self).items() if name not in ("handle", "type", "dtype")
+            }
+        vars(self).update(tensors[key], handle=handle, type=kind, dtype=kind.scalar)
+
+    interpreter._patch_lang, interpreter._get_np_dtype = patch_where_needed, known_numpy_type
+    block_type.__init__, tensor.__init__ = known_block, known_tensor
     interpreter.interpreter_builder.options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
 
 

@@ -6,7 +6,6 @@ import itertools
 import logging
 import logging.handlers
 import os
-import sys
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -61,12 +60,6 @@ def pytest_collection(session):
 
         # It would spend most of the time of many tests on the order of products of small matrices.
         e3nn.set_optimization_defaults(optimize_einsums=False)
-    # Assertions of all tests are compiled again after a change, half of them by each worker.
-    if os.environ.get("PYTEST_XDIST_WORKER") == "gw1" and session.config.args == session.config.getini("testpaths"):
-        files = sorted(Path(__file__).parent.glob("test_*.py"), reverse=True)
-        for file in files[: len(files) // 2]:
-            with suppress(pytest.skip.Exception):
-                importlib.import_module(f"tests.{file.stem}")
 
 
 MANY = 4_000  # tests, which need most kernels
@@ -82,8 +75,6 @@ def pytest_collection_finish():
 
 
 def pytest_collection_modifyitems(config, items):
-    if providers := sys.modules.get("hypothesis.internal.conjecture.providers"):
-        providers.is_local_module_file = lambda path: False  # it would read all files here for numbers to try
     items.sort(key=lambda item: getattr(item, "originalname", None) not in FIRST)
     if "LIEATTN_SLOW" not in os.environ:  # skipping a test takes as long as a short one
         slow = [item for item in items if "slow" in item.keywords]

@@ -50,24 +50,27 @@ def parameters(function):
     return list(inspect.signature(function).parameters)
 
 
-def form(value):
-    """Return all that annotations say about a value."""
-    return form_of(type(value))(value)
+class Forms(dict):
+    """Functions, by type, that return all that annotations say about a value. There are millions of values."""
+
+    def __missing__(self, kind):
+        self[kind] = found = self.of(kind)
+        return found
+
+    def of(self, kind):
+        import numpy as np
+        import torch
+
+        if issubclass(kind, torch.Tensor | np.ndarray):
+            return attrgetter("shape", "dtype")
+        if issubclass(kind, tuple | list):
+            return lambda values: (kind, *[self[type(value)](value) for value in values])
+        if issubclass(kind, dict):
+            return lambda values: (dict, *values, *[self[type(value)](value) for value in values.values()])
+        return str if issubclass(kind, str) else type
 
 
-@cache
-def form_of(kind):
-    """Return the function :func:`form` of a type. There are millions of values, so types are told apart once."""
-    import numpy as np
-    import torch
-
-    if issubclass(kind, torch.Tensor | np.ndarray):
-        return attrgetter("shape", "dtype")
-    if issubclass(kind, tuple | list):
-        return lambda value: (kind, *map(form, value))
-    if issubclass(kind, dict):
-        return lambda value: (dict, *value, *map(form, value.values()))
-    return str if issubclass(kind, str) else type
+FORMS = Forms()
 
 
 def compared(function, cls=None):
@@ -77,7 +80,7 @@ def compared(function, cls=None):
     from torch.compiler import is_compiling
 
     promise = inspect.unwrap(promise)
-    key, results = promise.__qualname__, RESULTS
+    key, results, forms_of = promise.__qualname__, RESULTS, FORMS
 
     def echo(*args, **options):
         return results.__dict__[key]  # classes made of named tuples have no builtins among their globals
@@ -96,7 +99,8 @@ def compared(function, cls=None):
     def call(*args, **options):
         result = function(*args, **options)
         if not is_compiling():
-            forms = (*map(form, args),), (*options, *map(form, options.values())), form(result)
+            values = *args, *options.values(), result
+            forms = (*options,), *[forms_of[type(value)](value) for value in values]
             if forms not in fitting:
                 setattr(RESULTS, key, result)
                 compare(*args, **options)

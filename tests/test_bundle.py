@@ -8,12 +8,12 @@ import torch
 from lieattn.geometry import Neighbors, Radius
 from lieattn.ops import RelativeTerms, backend, group_attention, release_memory
 from lieattn.ops import _plain as plain
-from tests.cases import each
+from tests.cases import each, some
 from tests.test_kernels import assert_same, results
 
 pytest.importorskip("numba")
 from lieattn.ops._terms import Problem
-from lieattn.ops.kernels._calls import Workspace
+from lieattn.ops.kernels._calls import Workspace, widest_lanes
 from lieattn.ops.kernels.attention import _bundle, _launch
 from lieattn.ops.kernels.attention._bundle import bundle
 from lieattn.ops.kernels.attention._operator import dropout_mask
@@ -66,13 +66,13 @@ def test_bundled_equals_plain(pattern, normalize, clouds, heads, threads, monkey
     assert_same(*(results(*given, name, **options) for name in ("numba", "plain")))
 
 
-@pytest.mark.parametrize("widest", [16, 8, 4])
+@pytest.mark.parametrize("widest", some([16, 8, 4], {8, 4, widest_lanes()}))
 @pytest.mark.parametrize(("clouds", "heads"), [(8, 9), (1, 20), (4, 5)])
 @pytest.mark.parametrize("pattern", ["joint", "query_sum"])
 def test_the_last_heads_in_shorter_vectors(pattern, clouds, heads, widest, monkeypatch):
-    """72 heads use 4 vectors of 16 and one of 8; 20 heads use one of 16 and one of 4. Tables get sums from both.
+    """72 heads use 4 vectors of 16 and one of 8; 20 heads use one of 16 or two of 8, and one of 4.
 
-    On machines with shorter vectors they are cut otherwise, and drop the same weights.
+    Tables get sums from all. The same weights are dropped on machines with shorter vectors.
     """
     monkeypatch.setattr(_bundle, "widest_lanes", lambda: widest)
     if clouds == 1:
@@ -83,7 +83,7 @@ def test_the_last_heads_in_shorter_vectors(pattern, clouds, heads, widest, monke
     assert_same(*(results(*given, name, pattern=pattern) for name in ("numba", "plain")), 1e-5)
     problem = Problem(*signals, neighbors, terms, pattern, "softmax", dropout=0.5)
     together = bundle(problem)
-    assert len(together.head_ranges(problem)) == 2 or widest < 16
+    assert len(together.head_ranges(problem)) == (2 if clouds * heads % widest else 1)
     with backend("numba"):
         torch.manual_seed(3)
         dropped, _ = group_attention(*signals, neighbors, terms=terms, pattern=pattern, dropout=0.5, scale=1.0)
@@ -100,7 +100,8 @@ def test_a_few_bundles(widest, clouds, monkeypatch):
     monkeypatch.setattr(_bundle, "widest_lanes", lambda: widest)
     single = [tensor.float() for tensor in given[0]], given[1], RelativeTerms(), given[3]
     assert bundled(*single) == clouds  # in each case their heads fill 3 vectors
-    assert_same(*(results(*single, name) for name in ("numba", "plain")), 1e-5)
+    if widest <= widest_lanes():  # others take long to compile, and are used on other machines
+        assert_same(*(results(*single, name) for name in ("numba", "plain")), 1e-5)
 
 
 @pytest.mark.parametrize("clouds", [1, 4])  # heads leave lanes idle, or fill the vectors

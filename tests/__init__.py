@@ -1,7 +1,9 @@
 """Tests of the library. Settings that must come before all imports."""
 
+import importlib.metadata
 import os
 import sys
+from functools import cache
 from pathlib import Path
 
 # Tests start many processes. If the environment forbids files of bytecode beside the sources, which are then compiled
@@ -18,5 +20,8 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 from tests import shapes
+
+# Lightning would read the files of all installed packages for each of hundreds of trainers, to find callbacks.
+importlib.metadata.entry_points = cache(importlib.metadata.entry_points)
 
 shapes.install()

@@ -80,7 +80,7 @@ def compared(function, cls=None):
     from torch.compiler import is_compiling
 
     promise = inspect.unwrap(promise)
-    key, results, forms_of = promise.__qualname__, RESULTS, FORMS
+    key, results = promise.__qualname__, RESULTS
 
     def echo(*args, **options):
         return results.__dict__[key]  # classes made of named tuples have no builtins among their globals
@@ -100,7 +100,7 @@ def compared(function, cls=None):
         result = function(*args, **options)
         if not is_compiling():
             values = *args, *options.values(), result
-            forms = (*options,), *[forms_of[type(value)](value) for value in values]
+            forms = (*options,), *[FORMS[type(value)](value) for value in values]
             if forms not in fitting:
                 setattr(RESULTS, key, result)
                 compare(*args, **options)

@@ -347,6 +347,27 @@ def test_compiled_forces_are_compared_with_eager_ones(factor, monkeypatch):
     assert len(calls) == (factor == 1)
 
 
+def test_several_clouds_are_compiled_after_a_single_one(monkeypatch):
+    """Packages for dynamics may begin with one molecule, to estimate the memory of batches."""
+    model, (several, _, _, single, _) = energies_and_forces()
+    usual, calls = EnergyForces(model.model).train(), []
+
+    def function(net, options):
+        def compiled(values, geometry, pos):
+            calls.append(len(pos))
+            energy, force = usual(Data(**{**values, "pos": pos}))
+            return energy, {}, (-force,)
+
+        return compiled
+
+    monkeypatch.setattr(_compiled, "_function", function)
+    model.compile(backend="eager")
+    for data, used in ((single, True), (single, True), (several, True), (several, True), (single, False)):
+        calls.clear()
+        assert_same(model(data), usual(data), 1e-7)
+        assert bool(calls) == used
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     {

@@ -168,7 +168,7 @@ class CompiledGradients:
     Gradients are by positions and strains. torch differentiates compiled functions only once, so they are a part of the
     function, whose results are then differentiated by the weights. The function is traced at its first call, once for
     batches of any size; Inductor may compile it again for much larger ones. Only batches of a single cloud need a trace
-    of their own, so they are not compiled unless the first one is such a batch. Copies are compiled anew.
+    of their own, so they are compiled until there are several clouds for the first time. Copies are compiled anew.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -188,9 +188,10 @@ class CompiledGradients:
         hooked = any(part._forward_hooks for part in model.modules())
         if self.reason or hooked or transformed() or torch.compiler.is_compiling() or inputs[0].requires_grad:
             return None
-        first, began, checked = self._of[0] is not model, time.perf_counter(), None
+        began, checked = time.perf_counter(), None
         try:
             given, several = _given(model, data, inputs)
+            first = self._of[0] is not model or several > self._of[1]
             if given is None or not (first or several == self._of[1]):
                 return None
             if first:

@@ -145,8 +145,8 @@ class EnergyForces(Wrapper):
 
         The model has to be a :class:`Network` whose frames do not depend on the points; ``options`` are those of
         ``torch.compile``. It is traced once for all batches, and attention over whole clouds again for clouds of equal
-        size. Batches with a single cloud, if the first one has several, and batches with less than two points or edges
-        are computed as usual. In eval mode the function is used if no weight is trained. For the first batch, its
+        size. Batches with a single cloud, after one with several, and batches with less than two points or edges are
+        computed as usual. In eval mode the function is used if no weight is trained. For the first batch, its
         results and the gradients of all weights are compared with those in float64. If errors are larger than four
         times those of usual evaluation, or if torch cannot compile the function, a warning says so, and everything is
         computed as usual.

@@ -251,6 +251,19 @@ def test_ragged_images_have_the_outputs_that_they_have_alone():
     torch.testing.assert_close(network(Batch.from_data_list(images)), alone, rtol=1e-12, atol=1e-12)
 
 
+def test_images_of_nearly_one_lattice_have_the_outputs_that_they_have_alone():
+    network = randomize(ImageTransformer(cyclic(8), 1, 2, channels=4, blocks=(1, 1), neighborhood=Radius(2.3))).double()
+    images = turned_images((6, 6), [0.0, 0.0, 1e-8]).to_data_list()
+    images[1].pos = images[1].pos * (1 + 1e-8)
+    alone = torch.cat([network.eval()(image) for image in images])
+    torch.testing.assert_close(network(Batch.from_data_list(images)), alone, rtol=1e-12, atol=1e-12)
+    # A pixel that is moved by as little is no longer on a lattice.
+    images[0].pos[7, 0] += 1e-8
+    lists = images[0].clone()
+    lists.pos.requires_grad_()
+    torch.testing.assert_close(network(images[0]), network(lists), rtol=1e-12, atol=1e-12)
+
+
 def test_images_without_some_pixels_turn_exactly():
     network = randomize(ImageTransformer(cyclic(8), 1, 2, channels=4, blocks=(1, 1), neighborhood=Radius(2.3))).double()
     upright, turned = turned_images((6, 6), [0.0]), turned_images((6, 6), [math.pi / 4])

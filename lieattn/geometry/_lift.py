@@ -301,7 +301,7 @@ def _laid_out(
 
 
 CONVOLUTIONS: dict[int, Any] = {2: F.conv2d, 3: F.conv3d}
-_REGULAR = 1e-5  # largest deviation of a pixel from its lattice, in units of its spacing
+_REGULAR = 1e-5  # largest deviation of a pixel from its lattice, in units of its spacing; less in float64, see below
 _WIDEST = 4  # pixels from the center of a window to its sides, beyond which lists of neighbors are shorter
 
 
@@ -378,7 +378,9 @@ def _steps(clouds: PointClouds) -> Tensor | None:
     corner = pos[(slice(None), *[0] * dim)]
     last = [pos[(slice(None), *[-int(axis == other) for other in range(dim)])] for axis in range(dim)]
     steps = torch.stack([(end - corner) / (side - 1) for end, side in zip(last, sides, strict=True)], dim=1)
-    near = _REGULAR * steps.norm(dim=-1).min() + 4 * torch.finfo(clouds.pos.dtype).eps * pos.abs().max()
+    # Only as far as rounding goes, since the images of a batch have the outputs that they have alone.
+    rounding = torch.finfo(clouds.pos.dtype).eps
+    near = min(_REGULAR, 64 * rounding) * steps.norm(dim=-1).min() + 4 * rounding * pos.abs().max()
     places = torch.cartesian_prod(*(torch.arange(side, device=pos.device).double() for side in sides))
     if bool(((pos.flatten(1, dim) - corner[:, None] - places @ steps).abs() > near).any()):
         return None

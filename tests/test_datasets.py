@@ -6,6 +6,7 @@ import math
 import pickle
 import struct
 import zipfile
+from functools import cached_property
 
 import numpy as np
 import pytest
@@ -73,6 +74,20 @@ def image_of(data):
 def small_images(count=6, height=3, width=4):
     images = np.arange(count * height * width, dtype=np.uint8).reshape(count, height, width)
     return ld.ImagePoints(images, np.arange(count) % 3)
+
+
+class TurnedInWorkers(torch.utils.data.Dataset):
+    """Four clouds of one point, turned by a transform that each process constructs where it is first used."""
+
+    @cached_property
+    def turn(self):
+        return ld.RandomRotatePoints()
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return self.turn(Data(pos=torch.tensor([[1.0, 0.0]])))
 
 
 class TestImages:
@@ -152,7 +167,7 @@ class TestImages:
             (lambda: small_images().subset([7]), IndexError, "in -6 .. 5, got 7"),
             (lambda: small_images().subset([True] * 6), TypeError, "list of integers"),
             (lambda: small_images().subset([]).statistics(), ValueError, "at least one image"),
-            (lambda: ld.data_to_image(Data()), ValueError, "with x, pos and grid"),
+            (lambda: ld.data_to_image(Data()), ValueError, "with x, pos and grid, got no x and no pos and no grid"),
             (lambda: image_of(ld.RotatePoints(1)(small_images()[0])), ValueError, "expected the upright pixel"),
             (lambda: image_of(next(iter(DataLoader(small_images(), 2)))), ValueError, "one image"),
         ],
@@ -556,6 +571,12 @@ class TestTransforms:
             pos = scale(turn(Data(pos=torch.tensor([[1.0, 0.0]], dtype=torch.float64)))).pos[0]
             found.append([math.atan2(pos[1], pos[0]), math.log(pos.norm())])
         assert abs(np.corrcoef(np.array(found).T)[0, 1]) < 0.2
+
+    def test_workers_that_construct_a_transform_draw_different_numbers(self):
+        """Control: all workers had the stream of the seed, in each epoch again."""
+        turned = DataLoader(TurnedInWorkers(), batch_size=1, num_workers=2)
+        first = [float(batch.pos[0, 0]) for _ in range(2) for batch in turned]
+        assert len(set(first)) == len(first) == 8
 
     def test_splines_do_not_leave_the_range_of_intensities(self):
         square = np.zeros((12, 12), dtype=np.float32)

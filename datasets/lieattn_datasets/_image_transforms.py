@@ -76,7 +76,8 @@ class RandomWarpImage(RandomTransform):
     max_shift
         Largest shift along each axis, in pixels.
     bend
-        Root mean square, along each axis and in pixels, of a smooth random displacement of the pixels.
+        Root mean square, along each axis and in pixels, of a smooth random displacement of the pixels, far from the
+        border. It is 0.76 times as large at the border, 0.57 times at the corners, and 0.72 times in images of 8 x 8.
     order
         Order of the spline, as for :class:`RotateImage`. The cubic one, 3, blurs images less than the bilinear one, 1.
     """

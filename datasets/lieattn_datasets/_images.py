@@ -117,8 +117,11 @@ def data_to_image(data: Data) -> Shaped[Tensor, "height width channels"]:
     """
     check_arguments(data_to_image, locals())
     grid = data.get("grid")
-    if not isinstance(grid, Tensor) or data.get("x") is None or data.get("pos") is None:
-        raise ValueError("data: expected an image made by image_to_data, with x, pos and grid")
+    missing = [name for name in ("x", "pos", "grid") if data.get(name) is None]
+    if missing or not isinstance(grid, Tensor):
+        found = f"no {' and no '.join(missing)}" if missing else type(grid).__name__
+        expected = "all pixels of an image made by image_to_data, with x, pos and grid"
+        raise ValueError(f"data: expected {expected}, got {found}; remove pixels afterwards")
     require(grid.shape == (1, 2), "data", "one image, with a grid of shape [1, 2]", list(grid.shape))
     height, width = grid[0].tolist()
     pos, x = check_attribute(data, "pos"), check_attribute(data, "x", height * width)

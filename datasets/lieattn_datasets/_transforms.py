@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
+from torch.utils.data import get_worker_info
 from torch_geometric.data import Data
 
 from lieattn._core.checks import check_arguments
@@ -43,8 +44,9 @@ class RandomTransform(Configured):
 
     If the seed of torch has changed since the transform was constructed, the numbers also depend on torch's generator.
     Worker processes of a loader therefore draw different numbers, which differ between epochs and follow
-    ``torch.manual_seed``. In a loader that seeds torch for each item, such as ``lieattn.train.PointSetData``, the
-    numbers of an item do not depend on the other items.
+    ``torch.manual_seed``. (To set the same seed once more is no change: construct the transform again to repeat its
+    stream.) In a loader that seeds torch for each item, such as ``lieattn.train.PointSetData``, the numbers of an item
+    do not depend on the other items.
 
     Transforms of different classes have different streams. Two transforms of the same class in a chain need different
     seeds.
@@ -60,7 +62,8 @@ class RandomTransform(Configured):
         require(seed >= 0, "seed", "an integer of at least 0", seed)
         self.seed = seed
         self._class = zlib.crc32(type(self).__name__.encode())
-        self._torch_seed = torch.initial_seed()
+        # In a worker process the seed of torch was set before, and a stream of its own would be that of all workers.
+        self._torch_seed = None if get_worker_info() else torch.initial_seed()
         self._generator = np.random.default_rng([self._class, seed])
 
     def _stream(self) -> np.random.Generator:

@@ -4,10 +4,11 @@ Their device is ``meta``, but they have numbers, which are on the CPU. An operat
 RuntimeError, as it would for a GPU, and copies between the devices work.
 """
 
+from collections.abc import Iterable
+
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map_only
 
 DEVICE = torch.device("meta")
 
@@ -62,24 +63,45 @@ class Device(TorchDispatchMode):
 
 def computed(func, args, kwargs):
     """Return the result of an operation, on the other device if its operands or its argument ``device`` are there."""
-    tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
+    tensors = list(tensors_of((args, kwargs.values())))
     there = any(isinstance(t, Elsewhere) for t in tensors)
     device = kwargs.get("device")
     if device is not None:
         kwargs = kwargs | {"device": "cpu"}
-    name = func._schema.name.split("::")[1]
+    name = func._opname
     copies = name in ("_to_copy", "copy_", "lift_fresh", "set_data")
     # Index tensors on the CPU are allowed, and so are numbers.
     strangers = [t for t in tensors if not isinstance(t, Elsewhere) and t.ndim > 0]
     if there and strangers and not copies and name not in ("index", "index_put", "index_put_", "_index_put_impl_"):
         raise RuntimeError(f"{func}: operands on two devices, {[tuple(t.shape) for t in strangers]} on the CPU")
-    args, kwargs = tree_map_only(Elsewhere, lambda t: t.here, (args, kwargs))
+    if there:
+        args, kwargs = replaced(args, numbers_of), {key: replaced(v, numbers_of) for key, v in kwargs.items()}
     found = func(*args, **kwargs)
     there = there if device is None else torch.device(device) == DEVICE
     if not there:
         return found
     inputs = {id(t.here): t for t in tensors if isinstance(t, Elsewhere)}
-    return tree_map_only(torch.Tensor, lambda t: inputs[id(t)] if id(t) in inputs else Elsewhere(t), found)
+    return replaced(found, lambda t: inputs[id(t)] if id(t) in inputs else Elsewhere(t))
+
+
+def numbers_of(tensor):
+    return tensor.here if isinstance(tensor, Elsewhere) else tensor
+
+
+def tensors_of(values):
+    """Yield the tensors among operands, which torch flattens more slowly than it computes small results."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, Iterable) and not isinstance(value, str):
+            yield from tensors_of(value)
+
+
+def replaced(value, change):
+    """Return operands or results with other tensors."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    return type(value)([replaced(part, change) for part in value]) if isinstance(value, list | tuple) else value
 
 
 def moved(network):

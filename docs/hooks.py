@@ -80,6 +80,18 @@ def notebook_page(text):
     return markdown, resources["outputs"]
 
 
+def badges(repository, source):
+    """Return Markdown of badges that open a notebook of a repository on GitHub in Colab or Binder, else nothing."""
+    owner = re.fullmatch(r"https://github\.com/([\w.-]+/[\w.-]+?)(?:\.git)?/?", repository or "")
+    if owner is None:
+        return ""
+    colab, binder = "https://colab.research.google.com", "https://mybinder.org"
+    return (
+        f"[![Open in Colab]({colab}/assets/colab-badge.svg)]({colab}/github/{owner[1]}/blob/main/{source}) "
+        f"[![Open in Binder]({binder}/badge_logo.svg)]({binder}/v2/gh/{owner[1]}/main?labpath={source})\n\n"
+    )
+
+
 def on_config(config):
     """Put a page for each package into the navigation."""
     pages = [{package: f"api/{address(package)}.md"} for package in PACKAGES]
@@ -151,10 +163,11 @@ class Links:
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Point links to files of the repository to their pages or to their text, and link pictures to themselves."""
+    """Point links to files of the repository to their pages or text, link pictures to themselves, and add badges."""
     links = Links(page.file.src_uri, config, files)
     parts = re.split(r"(^```.*?^```)", markdown, flags=re.DOTALL | re.MULTILINE)
-    return "".join(
+    source = NOTEBOOKS.get(page.file.src_uri)
+    return ("" if source is None else badges(config.repo_url, source)) + "".join(
         part if part.startswith("```") else PICTURE.sub(links.show, NAMED.sub(links.name, LINK.sub(links.lead, part)))
         for part in parts
     )

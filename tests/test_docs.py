@@ -242,13 +242,36 @@ def test_the_recipe_for_conda_is_that_of_the_project():
     assert recipe["tests"][0]["python"]["imports"] == packages
 
 
-def test_docstrings_for_the_pages_of_the_api():
-    """Formulas become MathML, shared texts belong to each argument, and names become links."""
-    pytest.importorskip("griffe")
-    pytest.importorskip("latex2mathml")
-    spec = importlib.util.spec_from_file_location("docstrings", ROOT / "docs" / "docstrings.py")
+def of_the_site(name, *needed):
+    """Return a module that makes the pages of the site."""
+    for package in needed:
+        pytest.importorskip(package)
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+def test_badges_of_notebooks_lead_to_the_repository():
+    module = of_the_site("hooks", "mkdocs", "nbconvert")
+    file = SimpleNamespace(src_uri="notebooks/images.md")
+
+    def page(repository):
+        config = SimpleNamespace(repo_url=repository)
+        return module.on_page_markdown("text", SimpleNamespace(file=file), config, [])
+
+    assert page("") == page("https://git.example.org/group/lieattn") == "text"
+    for repository in ("https://github.com/group/lieattn", "https://github.com/group/lieattn.git"):
+        colab, binder = re.findall(r"\)\]\((https://[^)]*)\)", page(repository))
+        assert colab.endswith("/github/group/lieattn/blob/main/examples/notebooks/images.ipynb")
+        assert binder.endswith("/gh/group/lieattn/main?labpath=examples/notebooks/images.ipynb")
+    for source in module.NOTEBOOKS.values():
+        assert (ROOT / source).is_file()
+
+
+def test_docstrings_for_the_pages_of_the_api():
+    """Formulas become MathML, shared texts belong to each argument, and names become links."""
+    module = of_the_site("docstrings", "griffe", "latex2mathml")
     formulas = 0
     for path in (ROOT / "lieattn").rglob("*.py"):
         source = path.read_text()

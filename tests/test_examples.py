@@ -36,7 +36,7 @@ def load(name):
 
 def test_rotated_digits(tmp_path, capsys):
     example = load("rotated_digits")
-    results = example.main(example.Config(epochs=1, digits=8, channels=8, heads=2, out=str(tmp_path)))
+    results = example.main(example.Config(epochs=1, digits=8, out=str(tmp_path)))
     lines = capsys.readouterr().out.strip().splitlines()
     assert lines[-1].startswith("RESULT ")
     assert json.loads(lines[-1].removeprefix("RESULT ")) == results

@@ -62,8 +62,9 @@ class RandomWarpImage(RandomTransform):
 
     The lattice stays as it is, so networks see warped images as they see those of a test set. (Points of a set are
     rotated and scaled without interpolation, by :class:`RandomRotatePoints` and :class:`RandomScalePoints`, which turn
-    the lattice too. Networks on points are invariant to shifts.) Pixels from outside of the image are black. Use this
-    transform before :class:`Standardize`, with one image whose pixels have no labels, as for :class:`RotateImage`.
+    the lattice too. Networks on points are invariant to shifts of all points, but not of the content on its lattice.)
+    Pixels from outside of the image are black. Use this transform before :class:`Standardize`, with one image that has
+    all its pixels and no labels of pixels, as for :class:`RotateImage`.
 
     Parameters
     ----------

@@ -105,7 +105,8 @@ class ImageTransformer(LiftedNetwork):
 
     **Sets.** Images can differ in size, lack pixels or have any other points, and the group can be any finite
     orthogonal group of the plane (C_n, D_n), of space (T, O, I, for volumes) or of other dimensions. The points of data
-    with ``grid`` are pooled by cells of 2 x 2 (x 2) pixels, otherwise by :func:`lieattn.geometry.coarsen`.
+    with ``grid`` are pooled by cells of 2 x 2 (x 2) pixels, otherwise by :func:`lieattn.geometry.coarsen`, whose points
+    are further apart. A network that was trained with one of them is not meant for the other.
 
     **Equivariance.** When R^d ⋊ H acts on the coordinates of the points, outputs are invariant, exactly for every H if
     neighborhoods are balls. Images that are resampled on their raster are turned exactly by quarter turns and

@@ -199,13 +199,14 @@ def test_networks_compile_for_batches_of_any_size(name):
 
 
 def test_clouds_of_equal_size_and_few_edges_need_no_graphs_of_their_own():
-    net = DirectionConvNet(tetrahedral(), 1, 1, channels=4, layers=1, neighborhood=Radius(9.0)).eval()
+    near, given = Radius(9.0), {"channels": 4, "layers": 1, "vector_inputs": ("vel",)}
+    net = DirectionConvNet(tetrahedral(), 1, 1, neighborhood=near, **given).eval()
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     compiled = torch.compile(net, backend="eager")
     with torch.no_grad():
         for sizes in ((5, 7), (6, 6, 6), (1, 3)):
-            clouds = [Data(x=torch.ones(size, 1), pos=torch.randn(size, 3)) for size in sizes]
+            clouds = [Data(x=torch.ones(n, 1), pos=torch.randn(n, 3), vel=torch.randn(n, 3)) for n in sizes]
             batch = Batch.from_data_list(clouds)
             assert_same([compiled(batch)], [net(batch)], 1e-4)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2

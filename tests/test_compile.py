@@ -264,7 +264,10 @@ def test_fit_compiles_energies_and_forces(tmp_path, monkeypatch, capsys):
         assert main(["fit", "--config", file]) == 0
         told = "compile: compiled energies and forces of FramewiseTransformer in"
         assert capsys.readouterr().err.count(told) == compiled
-        trained.append(load_network(tmp_path / f"{compiled}/checkpoints/last.ckpt").state_dict())
+        last = tmp_path / f"{compiled}/checkpoints/last.ckpt"
+        assert main(["fit", "--config", file, "--ckpt_path", str(last), "--trainer.max_epochs", "3"]) == 0
+        assert capsys.readouterr().err.count(told) == compiled
+        trained.append(load_network(last).state_dict())
     assert_same(trained[0].values(), trained[1].values(), 1e-5)
 
 

@@ -134,13 +134,15 @@ def compile_kernels(claims):
     import torch
 
     from lieattn.cli import _machine
+    from lieattn.ops.kernels import _attentive
     from lieattn.ops.kernels.attention._bundle import lanes_of
 
     before, logger = torch.get_num_threads(), logging.getLogger("lieattn")
     level = logger.level
     for case, (name, dtype) in itertools.product(_machine._CASES, _machine._DTYPES.items()):
-        heads = _machine._ATTENTION.get(case)
+        heads, outs = _machine._ATTENTION.get(case), _machine._ATTENTIVE.get(case)
         kernels = case if heads is None else f"attention of {lanes_of(heads, dtype)} lanes"
+        kernels = kernels if outs is None else f"attentive convolution of {_attentive._lanes(outs, dtype)} lanes"
         with suppress(FileExistsError):
             (claims / f"{kernels}, {name}").touch(exist_ok=False)
             _machine.compile_case(case, name)

@@ -33,8 +33,13 @@ _NONE = torch.empty(0, device="cpu")
 
 
 def _lanes(outs: int, dtype: torch.dtype) -> int:
-    """Return the number of outputs in a vector: the number of lanes of the machine, or half of it if that is faster."""
+    """Return the number of outputs in a vector: the number of lanes of the machine, or half of it if that is faster.
+
+    Double precision has vectors of one length, since each length is compiled separately, in more than ten seconds.
+    """
     most = widest_lanes() * torch.float32.itemsize // dtype.itemsize
+    if dtype == torch.float64:
+        return most
     half = max(1, most // 2)
     # A block of half as many outputs takes about two thirds of the time.
     return half if 2 * -(-outs // half) < 3 * -(-outs // most) else most

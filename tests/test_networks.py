@@ -860,7 +860,7 @@ QUICK = {
     "save": OF_CLASSES,
     "repeats": OF_CLASSES,
     "compile": {"framewise", "affine_field"},  # test_compile.py has distances and directions
-    "export": {"distances"},  # docs/taking_it_away.md has images
+    "export": {"distances", "image_points"},  # docs/taking_it_away.md has images
     "continuity": {"framewise", "finite_se2", "distances_vector"},
 }
 

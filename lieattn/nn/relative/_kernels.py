@@ -387,7 +387,8 @@ class BumpKernel(ExactConstants, ConvolutionKernel):
     def convolve(self, x: Tensor, graph: LiftedGraph) -> Tensor:
         self._check(x, graph)
         bumps, row = self.bumps(graph), graph.relative.row
-        if row is not None and len(bumps) <= _MOST_TYPES:
+        # How many edges share a row is not known to programs.
+        if row is not None and len(bumps) <= _MOST_TYPES and not torch.compiler.is_compiling():
             return super().convolve(x, graph)
         # The matrices come before the sum over neighbors: each bump is a head.
         outs = self.relative[:1] if self.lifting else self.relative

@@ -771,6 +771,22 @@ class TestVoxels:
         assert (items.num_classes, items.num_labels) == (2, 4)
         assert torch.cat([item.y for item in items]).tolist() == content["val_labels"].tolist()
 
+    def test_classes_are_those_of_the_named_data_set(self, tmp_path):
+        assert len(_shapes._MEDICAL) == 18
+        for name, *found in (("bloodmnist", 8, 1), ("organmnist3d_64", 11, 1), ("chestmnist", 2, 14)):
+            self.write_med(tmp_path, 4, 5, labels=found[1])
+            (tmp_path / "some.npz").rename(tmp_path / f"{name}.npz")
+            items = ld.MedMNIST(tmp_path, name, "test")
+            assert [items.num_classes, items.num_labels] == found
+        for wrong, changes, message in (
+            ("pneumoniamnist", {}, "test_labels"),  # with classes 0 to 2
+            ("bloodmnist", {"labels": 4}, "has 4 labels of each image, and bloodmnist has 1"),
+        ):
+            self.write_med(tmp_path, 4, 5, **changes)
+            (tmp_path / "some.npz").rename(tmp_path / f"{wrong}.npz")
+            with pytest.raises(ValueError, match=rf"{wrong}\.npz.*{message}"):
+                ld.MedMNIST(tmp_path, wrong, "test")
+
     def test_full_grids_have_a_surface(self):
         places = _shapes.surface_voxels(np.ones((3, 3, 3), dtype=bool), 30, frozen_stream(0))
         assert len(places) == 30

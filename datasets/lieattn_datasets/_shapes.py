@@ -43,6 +43,13 @@ SCANS = Release(
     origin="The files are those of h5_files.zip (Uy et al., ICCV 2019), hkust-vgd.github.io/scanobjectnn.",
 )
 _SCANNED = "bag bin box cabinet chair desk display door shelf table bed pillow sink sofa toilet".split()
+# Classes of the data sets of MedMNIST, by the name of the file without its size; ChestMNIST has 14 labels of 2 classes.
+_MEDICAL = {
+    "pathmnist": 9, "dermamnist": 7, "octmnist": 4, "pneumoniamnist": 2, "retinamnist": 5, "breastmnist": 2,
+    "bloodmnist": 8, "tissuemnist": 8, "organamnist": 11, "organcmnist": 11, "organsmnist": 11, "chestmnist": 2,
+    "organmnist3d": 11, "nodulemnist3d": 2, "adrenalmnist3d": 2, "fracturemnist3d": 3, "vesselmnist3d": 2,
+    "synapsemnist3d": 2,
+}  # fmt: skip
 _VARIANTS = {
     "OBJ": "",
     "PB_T25": "_augmented25_norot",
@@ -404,7 +411,8 @@ class MedMNIST(LabeledClouds):
     Attributes
     ----------
     num_classes, num_labels : int
-        Number of classes of the training set, 2 if there are several labels, and number of labels of an item.
+        Number of classes, for each label if there are several, and number of labels of an item. They are those of the
+        data set that the file is named after; of a file with another name, they are counted in its training set.
     """
 
     card = Card(
@@ -425,7 +433,12 @@ class MedMNIST(LabeledClouds):
         right = images.ndim in (3, 4) and images.size and labels.size
         MED.require(right, path, f"has {key}_images {list(images.shape)}, which are no images or volumes")
         self.num_labels = labels.shape[1]
-        self.num_classes = 2 if self.num_labels > 1 else max(int(known.max(initial=0)) + 1, 2)
+        kind = name.rpartition("_")[0] if name.rpartition("_")[2].isdecimal() else name
+        found = 2 if self.num_labels > 1 else max(int(known.max(initial=0)) + 1, 2)
+        self.num_classes = _MEDICAL.get(kind, found)
+        expected = 14 if kind == "chestmnist" else 1
+        right = kind not in _MEDICAL or self.num_labels == expected
+        MED.require(right, path, f"has {self.num_labels} labels of each image, and {kind} has {expected}")
         labels = MED.check_indices(path, f"{key}_labels", labels, self.num_classes)
         super().__init__(len(images), transform)
         self._labels = labels if self.num_labels > 1 else labels[:, 0]

@@ -1,6 +1,7 @@
 """Shapes as clouds of surface points."""
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -43,13 +44,21 @@ SCANS = Release(
     origin="The files are those of h5_files.zip (Uy et al., ICCV 2019), hkust-vgd.github.io/scanobjectnn.",
 )
 _SCANNED = "bag bin box cabinet chair desk display door shelf table bed pillow sink sofa toilet".split()
-# Classes of the data sets of MedMNIST, by the name of the file without its size; ChestMNIST has 14 labels of 2 classes.
-_MEDICAL = {
-    "pathmnist": 9, "dermamnist": 7, "octmnist": 4, "pneumoniamnist": 2, "retinamnist": 5, "breastmnist": 2,
-    "bloodmnist": 8, "tissuemnist": 8, "organamnist": 11, "organcmnist": 11, "organsmnist": 11, "chestmnist": 2,
-    "organmnist3d": 11, "nodulemnist3d": 2, "adrenalmnist3d": 2, "fracturemnist3d": 3, "vesselmnist3d": 2,
-    "synapsemnist3d": 2,
-}  # fmt: skip
+# Classes and labels of an image of the data sets of MedMNIST, by the name of the file without its size.
+_MEDICAL = {"chestmnist": (2, 14)} | {
+    name: (classes, 1)
+    for classes, names in {
+        2: "pneumoniamnist breastmnist nodulemnist3d adrenalmnist3d vesselmnist3d synapsemnist3d",
+        3: "fracturemnist3d",
+        4: "octmnist",
+        5: "retinamnist",
+        7: "dermamnist",
+        8: "bloodmnist tissuemnist",
+        9: "pathmnist",
+        11: "organamnist organcmnist organsmnist organmnist3d",
+    }.items()
+    for name in names.split()
+}
 _VARIANTS = {
     "OBJ": "",
     "PB_T25": "_augmented25_norot",
@@ -433,11 +442,10 @@ class MedMNIST(LabeledClouds):
         right = images.ndim in (3, 4) and images.size and labels.size
         MED.require(right, path, f"has {key}_images {list(images.shape)}, which are no images or volumes")
         self.num_labels = labels.shape[1]
-        kind = name.rpartition("_")[0] if name.rpartition("_")[2].isdecimal() else name
-        found = 2 if self.num_labels > 1 else max(int(known.max(initial=0)) + 1, 2)
-        self.num_classes = _MEDICAL.get(kind, found)
-        expected = 14 if kind == "chestmnist" else 1
-        right = kind not in _MEDICAL or self.num_labels == expected
+        kind = re.sub(r"_\d+$", "", name)
+        counted = 2 if self.num_labels > 1 else max(int(known.max(initial=0)) + 1, 2)
+        self.num_classes, expected = _MEDICAL.get(kind, (counted, self.num_labels))
+        right = self.num_labels == expected
         MED.require(right, path, f"has {self.num_labels} labels of each image, and {kind} has {expected}")
         labels = MED.check_indices(path, f"{key}_labels", labels, self.num_classes)
         super().__init__(len(images), transform)

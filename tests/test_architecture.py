@@ -64,27 +64,27 @@ MOST_LINES = 500
 # What each part may cost: lines, files and public names. A change that needs more raises a number here, in the same
 # diff, where a reviewer sees it; a change that takes something out lowers it.
 BUDGETS = {
-    "_core": (1425, 8, 0),
+    "_core": (1439, 8, 0),
     "ase": (351, 1, 0),
     "bench": (1175, 5, 3),
     "certify": (2906, 10, 8),
     "cli": (2530, 9, 3),
     "compare": (1683, 6, 16),
-    "geometry": (4511, 14, 43),
+    "geometry": (4596, 14, 43),
     "groups": (2048, 8, 35),
     "io": (1050, 5, 27),
-    "models": (8515, 36, 69),
+    "models": (8517, 36, 69),
     "nn": (6188, 20, 75),
     "ops": (10834, 44, 32),
     "reps": (787, 4, 15),
     "spaces": (397, 2, 5),
     "testing": (651, 3, 10),
     "torchsim": (95, 1, 0),
-    "train": (3121, 11, 32),
+    "train": (3122, 11, 32),
     "transforms": (431, 1, 0),
     "viz": (2616, 10, 11),
-    "datasets": (8352, 28, 77),
-    "tests": (52843, 148, 0),
+    "datasets": (8355, 28, 77),
+    "tests": (52918, 148, 0),
     "examples": (3334, 32, 0),
 }
 ROOMS = frozenset({"__init__.py", "__main__.py", "ase.py", "torchsim.py", "transforms.py"})  # beside the packages

@@ -685,7 +685,9 @@ class TestTransforms:
         assert torch.equal(ink.weight, data.weight[1:])
         assert ink.edge_index.tolist() == [[0, 1], [2, 0]]  # edges 1 to 3 and 2 to 1, renumbered
         assert ink.y.tolist() == [3]
+        assert (ink.raster.tolist(), ink.pixel.tolist()) == ([[2, 2]], [[0, 1], [1, 0], [1, 1]])
         assert "grid" not in ink
+        assert ld.DropBackground(0.2)(ink).pixel.tolist() == [[0, 1], [1, 1]]
         turn = ld.RotatePoints(0.4)
         dark, turned = ld.DropBackground(0.2)(turn(data)), turn(ld.DropBackground(0.2)(data))
         assert torch.equal(dark.pos, turned.pos)
@@ -702,6 +704,8 @@ class TestTransforms:
             kept = (data.x[:, 0] * 255).round().long()
             assert torch.equal(data.pos, image.pos[kept])
             assert data.y == 3
+            assert data.raster.tolist() == [[10, 10]]
+            assert torch.equal(data.pixel, torch.stack([kept // 10, kept % 10], dim=1))
             assert "grid" not in data
         assert not torch.equal(dropped[0].x, dropped[1].x[: len(dropped[0].x)])
         assert torch.equal(ld.DropPoints(2, share=0.25)(image).x, dropped[0].x)

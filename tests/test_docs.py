@@ -122,7 +122,9 @@ def test_files_of_a_user_by_the_commands_of_a_page(tmp_path, monkeypatch):
         assert main([*command.split(), *quiet]) == 0
     for run in ("pictures", "molecules"):
         checkpoint = f"runs/{run}/checkpoints/best.ckpt"
-        assert main(["predict", "--ckpt_path", checkpoint, "--trainer.enable_progress_bar", "false"]) == 0
+        for command in ("validate", "predict"):
+            assert main([command, "--ckpt_path", checkpoint, "--trainer.enable_progress_bar", "false"]) == 0
+        assert Path(f"runs/{run}/csv/version_1/metrics.csv").exists()  # those of the validation stand with the run
     for table, columns in (
         ("pictures/predictions", {"file", "true_class", "predicted_class"}),
         ("molecules/predictions_y", {"name", "true_y_0", "y_0"}),

@@ -64,6 +64,7 @@ NAN, INF = math.nan, math.inf
 CLOUDS = point_clouds(POS)
 OFFSETS = {"coord": POS, "offset": torch.tensor([2, 6])}
 MASK = torch.ones(1, 6, dtype=torch.bool)
+PLACES = torch.cartesian_prod(torch.arange(2), torch.arange(3))
 IMAGES = torch.tensor([[8, 8], [4, 7]])
 SHEARED = C4.conjugate(torch.tensor([[1.0, 0.5], [0.0, 1.0]]), "sheared")
 TURN = torch.tensor([[[0.6, -0.8], [0.8, 0.6]]], dtype=torch.float64)
@@ -252,6 +253,20 @@ CASES = [
     ("geometry.point_clouds", ValueError, {"grid": [integers([2, 3], device="meta")]}),
     ("geometry.point_clouds", ValueError, {"grid": [integers([2, 4])]}, "grid", "[2, 4]"),
     ("geometry.point_clouds", ValueError, {"grid": [integers([-2, -3])]}, "grid", "[-2, -3]"),
+    ("geometry.point_clouds", ValueError, {"raster": integers([3, 3])}, "raster, pixel", "raster alone"),
+    ("geometry.point_clouds", ValueError, {"pixel": PLACES}, "raster, pixel", "pixel alone"),
+    (
+        "geometry.point_clouds",
+        ValueError,
+        {"raster": integers([2, 3]), "pixel": PLACES, "grid": integers([2, 3])},
+        "raster, pixel",
+        "[[2, 3]]",
+    ),
+    ("geometry.point_clouds", ValueError, {"raster": integers([2, 0]), "pixel": PLACES}, "raster", "[2, 0]"),
+    ("geometry.point_clouds", ValueError, {"raster": integers([2, 2]), "pixel": PLACES}, "pixel", "[0, 2]"),
+    ("geometry.point_clouds", ValueError, {"raster": integers([2, 3]), "pixel": PLACES[:5]}, "raster, pixel", "(5, 2)"),
+    ("geometry.point_clouds", ValueError, {"raster": integers([2, 3, 1]), "pixel": PLACES}, "raster, pixel", "(1, 3)"),
+    ("geometry.point_clouds", TypeError, {"raster": integers([2, 3]), "pixel": PLACES.double()}, "pixel", "float64"),
     (
         "geometry.point_clouds",
         ValueError,

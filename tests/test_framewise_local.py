@@ -6,7 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 from torch_geometric.data import Batch, Data
+from torch_geometric.transforms import Compose
 
+from lieattn._core.values import agreeing
 from lieattn.geometry import (
     AllPairs,
     FiniteFrames,
@@ -33,6 +35,7 @@ from lieattn.nn import FrameMessages, FramewiseBlock, LiftingConvolution
 from lieattn.nn.relative import EdgeNetwork
 from lieattn.ops import RelativeTerms
 from lieattn.testing import randomize, relative_error
+from lieattn_datasets import DropPoints
 from tests.cases import moved, random_clouds
 from tests.test_framewise import network
 
@@ -271,3 +274,19 @@ def test_images_without_some_pixels_turn_exactly():
     outputs = [network(Data(x=data.x[left], pos=data.pos[left])) for data in (upright, turned)]
     torch.testing.assert_close(*outputs, rtol=1e-9, atol=1e-9)
     assert not torch.allclose(network(turned), outputs[0], atol=1e-3)  # the pixels count
+
+
+@pytest.mark.parametrize("sides", [(6, 6), (5, 8), (1, 5), (2, 5, 4)], ids=str)
+def test_images_with_a_list_of_all_their_pixels_are_whole_images(sides):
+    options = {"channels": 4, "blocks": (1, 1, 1), "neighborhood": Radius(1.8)}
+    network = randomize(ImageTransformer(cyclic(8) if len(sides) == 2 else octahedral(), 1, 2, **options)).double()
+    whole, dropped = turned_images(sides, [0.3, 0.0]), Compose([DropPoints(share=0.0), shuffled])
+    listed = Batch.from_data_list([dropped(image) for image in whole.to_data_list()])
+    assert "grid" not in listed
+    torch.testing.assert_close(network(listed), network.eval()(whole), rtol=1e-12, atol=1e-12)
+    mixed = Batch.from_data_list(agreeing([whole[0], listed[1]]))
+    torch.testing.assert_close(network(mixed), network(whole), rtol=1e-12, atol=1e-12)
+
+
+def shuffled(data: Data) -> Data:
+    return data.subgraph(torch.randperm(len(data.pos), generator=torch.Generator().manual_seed(0)))

@@ -792,6 +792,34 @@ def test_cells_of_images_of_one_size_are_views(reduction, sides):
     assert torch.equal(views.spread(pooled[0]), lists.spread(pooled[0]))
 
 
+@pytest.mark.parametrize("sides", [(4, 6), (5, 7), (1, 5), (2, 4, 2), (3, 4, 5)], ids=str)
+def test_cells_that_lack_pixels_are_where_those_of_all_pixels_are(sides):
+    pos = pixel_positions(*sides, dtype=F64) @ torch.randn(len(sides), len(sides), generator=generator(0), dtype=F64)
+    place = torch.cartesian_prod(*map(torch.arange, sides))
+    left = (torch.rand(len(pos), generator=generator(1)) < 0.5).nonzero()[:, 0].flip(0)
+    raster = torch.tensor([sides])
+    whole = Coarse.of_rasters(point_clouds(pos, grid=raster))
+    some = Coarse.of_rasters(point_clouds(pos[left], raster=raster, pixel=place[left]))
+    assert torch.equal(some.clouds.raster, whole.clouds.grid)
+    number = torch.from_numpy(np.ravel_multi_index(some.clouds.pixel.T.numpy(), whole.clouds.grid[0].tolist()))
+    torch.testing.assert_close(some.clouds.pos, whole.clouds.pos[number], rtol=1e-12, atol=1e-12)
+    pairs = zip(left[some.points].tolist(), number[some.cells].tolist(), strict=True)
+    kept = set(left.tolist())
+    wanted = zip(whole.points.tolist(), whole.cells.tolist(), strict=True)
+    assert set(pairs) == {pair for pair in wanted if pair[0] in kept}
+
+
+def test_steps_between_the_pixels_of_each_image_are_its_own():
+    clouds = [pixel_positions(3, 3, dtype=F64) * scale for scale in (1.0, 2.0)] + [torch.zeros(0, 2, dtype=F64)]
+    left, place = torch.tensor([0, 4, 5, 6, 7]), torch.cartesian_prod(torch.arange(3), torch.arange(3))
+    ptr, pixel = torch.tensor([0, 5, 10, 10]), place[left].repeat(2, 1)
+    points = torch.cat([pos[left] for pos in clouds[:2]])
+    coarse = Coarse.of_rasters(point_clouds(points, ptr=ptr, raster=torch.full((3, 2), 3), pixel=pixel)).clouds
+    assert coarse.batch.tolist() == [0] * 4 + [1] * 4
+    torch.testing.assert_close(coarse.pos[4:], 2 * coarse.pos[:4])
+    torch.testing.assert_close(coarse.pos[:4], pixel_positions(2, 2, dtype=F64))
+
+
 def test_farthest_by_distance_chooses_every_point_before_it_repeats_one():
     pos = torch.tensor([[[0.0], [0.0], [3.0], [0.0]], [[1.0], [1.0], [1.0], [1.0]]])
     mask = torch.tensor([[True] * 4, [True, True, True, False]])

@@ -74,6 +74,7 @@ from lieattn.nn.relative import RelativePositionTable
 from lieattn.reps import Irreps, Permutation, Pseudoscalar, Pseudovector, Scalar, SymmetricTensor, Vector
 from lieattn.spaces import Euclidean, Orbits, PositionDirection, Sphere
 from lieattn.testing import PROPERTIES, assert_certified, assert_conforms, randomize
+from lieattn_datasets import DropPoints
 
 
 def molecules(dim: int = 3, *, unit: bool = False) -> list[Data]:
@@ -139,6 +140,11 @@ def windy(size: int) -> list[Data]:
     for number, image in enumerate(found):
         image.vel = torch.randn(size**2, 2, generator=torch.Generator().manual_seed(number))
     return found
+
+
+def holed(size: int) -> list[Data]:
+    """Return images as point sets that lack a third of their pixels."""
+    return [DropPoints(number, share=0.3)(image) for number, image in enumerate(pixels(size))]
 
 
 def fielded(dim: int = 3) -> list[Data]:
@@ -532,6 +538,7 @@ NETWORKS = {
         "C8",
     ),
     "image_turned": (lambda: image(cyclic(8), Radius(1.5)), lambda: pixels(5), "C8"),
+    "image_holes": (lambda: image(dihedral(8), Radius(2.0), pool="none"), lambda: holed(5), "D8"),
     "image_squares": (lambda: image(dihedral(4), PixelSquare(3), vector_inputs=("vel",)), lambda: windy(6), "D4"),
     "image_points": (
         lambda: image(tetrahedral(), Radius(2.0), in_channels=2, pool="none", kind="vector", channels=(2, 4)),

@@ -230,8 +230,7 @@ class DropBackground(Configured):
     """Keep only the points whose signal is not zero, for example the ink of an image of handwriting.
 
     The choice of points does not depend on their positions, so networks stay equivariant. A cloud whose signal is zero
-    everywhere keeps its first point. The attributes of the remaining points and edges are kept; ``grid`` is removed.
-    Batches are refused.
+    everywhere keeps its first point. What remains is described at :class:`DropPoints`.
 
     Parameters
     ----------
@@ -255,8 +254,9 @@ class DropPoints(RandomTransform):
     """Remove each point of a cloud with the same probability, for example to train with missing pixels.
 
     The choice does not depend on positions or values, so the outputs of networks stay equivariant in distribution. One
-    point remains at least. The attributes of the remaining points and edges are kept; ``grid`` is removed. Batches are
-    refused.
+    point remains at least. The attributes of the remaining points and edges are kept. In images, ``grid`` becomes
+    ``raster``, the sides of the whole image, with the row and column ``pixel`` int64 ``[points, 2]`` of each point (or
+    layer, row and column), by which :class:`lieattn.models.ImageTransformer` pools. Batches are refused.
 
     Parameters
     ----------
@@ -283,9 +283,12 @@ def _subset(data: Data, keep: Tensor) -> Data:
     """Return the points of a cloud where ``keep`` is true; the first point, if there is none."""
     if len(keep) and not bool(keep.any()):
         keep[0] = True
-    kept = data.subgraph(keep)
-    kept.pop("grid", None)  # the remaining points are not a raster
-    return kept
+    if (grid := data.get("grid")) is not None:
+        data = copy.copy(data)
+        sides = grid[0].tolist()
+        data.pixel = torch.stack(torch.unravel_index(torch.arange(len(keep), device=keep.device), sides), dim=1)
+        data.raster = data.pop("grid")
+    return data.subgraph(keep)
 
 
 def _intensities(data: Data, transform: str) -> NDArray[np.float64]:

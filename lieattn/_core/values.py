@@ -83,14 +83,17 @@ def agreeing(clouds: Sequence[Data], numbers: Sequence[int] | None = None) -> li
 
     PyTorch Geometric makes batches with the attributes of their first cloud. Here, attributes that only some clouds
     have are added to copies of the others if their absence has a meaning: a cloud without ``cell`` is not periodic,
-    one with ``cell`` but without ``pbc`` is periodic along all vectors, and missing masks and weights of targets
-    (``mask``, ``weight``, ``NAME_mask``, ``NAME_weight``) are true or 1. Numbers of Python become tensors ``[1]`` if
-    other clouds have tensors, and numbers of lower precision get the highest one.
+    one with ``cell`` but without ``pbc`` is periodic along all vectors, an image with ``grid`` has all pixels of the
+    ``raster`` that others have, and missing masks and weights of targets (``mask``, ``weight``, ``NAME_mask``,
+    ``NAME_weight``) are true or 1. Numbers of Python become tensors ``[1]`` if other clouds have tensors, and numbers
+    of lower precision get the highest one.
 
     ValueError is raised for all other differences, and for features ``x`` and ``z`` that are not one row for each
     point. It names the attribute and the cloud, by its entry in ``numbers`` or else its place in the list.
     """
     numbers = range(len(clouds)) if numbers is None else numbers
+    if any("raster" in cloud for cloud in clouds):
+        clouds = [_listing_pixels(cloud) for cloud in clouds]
     given: list[dict[str, Any]] = [cloud.to_dict() for cloud in clouds]
     axes: dict[str, Any] = {}  # along which attributes are joined
     for cloud, own, number in zip(clouds, given, numbers, strict=True):
@@ -112,6 +115,17 @@ def agreeing(clouds: Sequence[Data], numbers: Sequence[int] | None = None) -> li
             if own.get(name) is not value:
                 cloud[name] = value
     return clouds
+
+
+def _listing_pixels(cloud: Data) -> Data:
+    """Return an image with ``grid`` as one with ``raster`` and ``pixel``, of which no pixel is missing."""
+    grid = cloud.get("grid")
+    if not isinstance(grid, Tensor) or grid.ndim != 2:
+        return cloud
+    cloud, sides = copy.copy(cloud), grid[0].tolist()
+    places = torch.unravel_index(torch.arange(math.prod(sides), device=grid.device), sides)
+    cloud.pixel, cloud.raster = torch.stack(places, dim=1), cloud.pop("grid")
+    return cloud
 
 
 def _check_forms(name: str, values: Sequence[Any], axis: Any, numbers: Sequence[int]) -> None:

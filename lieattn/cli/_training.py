@@ -151,8 +151,8 @@ class TrainingCommand(LightningCLI):
         """Find the checkpoints, and keep the resolved configuration."""
         settings = self.config[self.subcommand]
         self._paths = _checkpoints(self._name, settings)
-        if self._name == "predict" and settings.trainer.default_root_dir == _ROOT and len(self._paths) == 1:
-            folder = Path(self._paths[0]).parent  # predictions stand with the run
+        if self._name != "fit" and settings.trainer.default_root_dir == _ROOT and len(self._paths) == 1:
+            folder = Path(self._paths[0]).parent  # results stand with the run
             settings.trainer.default_root_dir = str(folder.parent if folder.name == "checkpoints" else _ROOT)
         try:
             self._checkpoint = train.read_checkpoint(self._paths[0]) if self._paths else None

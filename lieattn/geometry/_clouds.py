@@ -91,6 +91,9 @@ class PointClouds(Movable):
     grid
         ``[clouds, 2]`` int64 height and width if the clouds are images in raster order, ``[clouds, 3]`` int64 depth,
         height and width if they are voxels in space, otherwise None.
+    raster, pixel
+        Of images that lack pixels: the sides of the whole images, like ``grid``, and ``[points, 2]`` int64 row and
+        column of each point (``[points, 3]`` layer, row and column of voxels). Otherwise both are None.
     cell, pbc
         Lattice vectors of periodic clouds, the rows of ``[clouds, dim, dim]`` floating, and a mask ``[clouds, dim]``
         bool of the vectors along which a cloud is periodic. Both are None if no cloud is periodic.
@@ -105,18 +108,24 @@ class PointClouds(Movable):
     batch: Tensor
     num_clouds: int
     grid: Tensor | None = None
+    raster: Tensor | None = None
+    pixel: Tensor | None = None
     cell: Tensor | None = None
     pbc: Tensor | None = None
     edge_index: Tensor | None = None
     each: int | None = None
 
     def __repr__(self) -> str:
-        given = [f"with {name}" for name in ("grid", "cell", "edge_index") if getattr(self, name) is not None]
+        given = [f"with {name}" for name in ("grid", "raster", "cell", "edge_index") if getattr(self, name) is not None]
         told = [f"{name}={value}" for name, value in self._facts().items()]
         return f"{type(self).__name__}({', '.join(told + given)})"
 
     def _repr_html_(self) -> str:
-        given = [(name, tuple(value.shape)) for name in ("grid", "cell") if (value := getattr(self, name)) is not None]
+        given = [
+            (name, tuple(value.shape))
+            for name in ("grid", "raster", "cell")
+            if (value := getattr(self, name)) is not None
+        ]
         return titled_table(type(self).__name__, [*self._facts().items(), *given])
 
     def _facts(self) -> dict[str, object]:
@@ -231,6 +240,8 @@ def point_clouds(
     ptr: Int[Tensor, " starts"] | None = None,
     mask: Bool[Tensor, "clouds places"] | None = None,
     grid: Int[Tensor, "clouds axes"] | None = None,
+    raster: Int[Tensor, "clouds axes"] | None = None,
+    pixel: Int[Tensor, "points axes"] | None = None,
     cell: Float[Tensor, "... dim dim"] | None = None,
     pbc: Bool[Tensor, "... dim"] | None = None,
 ) -> PointClouds:
@@ -241,7 +252,7 @@ def point_clouds(
     points
         Coordinates ``[points, dim]``, padded coordinates ``[clouds, N, dim]`` with a ``mask``, a torch_geometric
         ``Data`` or ``Batch``, or :class:`PointClouds`, which are returned unchanged. Of torch_geometric data, ``pos``
-        is read and, if present, ``batch``, ``ptr``, ``grid``, ``cell``, ``pbc`` and ``edge_index``.
+        is read and, if present, the attributes with the names of the following parameters, and ``edge_index``.
     batch, ptr
         Cloud of each point ``[points]``, or first point of each cloud ``[clouds + 1]``. By default, all points are one
         cloud.
@@ -250,6 +261,9 @@ def point_clouds(
     grid
         ``[clouds, 2]`` int64 heights and widths if the clouds are images in raster order, or ``[clouds, 3]`` depths,
         heights and widths of voxels in space.
+    raster, pixel
+        Instead of ``grid``, if images lack pixels: the sides of the whole images, and the row and column of each point,
+        ``[points, 2]`` int64, or its layer, row and column. Points may be in any order.
     cell
         Lattice vectors of periodic clouds, the rows of ``[clouds, dim, dim]``, or of ``[dim, dim]`` for all clouds.
     pbc
@@ -257,14 +271,15 @@ def point_clouds(
         vectors are ignored and may be zero.
     """
     if isinstance(points, PointClouds):
-        if any(given is not None for given in (batch, ptr, mask, grid, cell, pbc)):
-            raise ValueError("batch, ptr, mask, grid, cell, pbc: expected None, since PointClouds contain them")
+        if any(given is not None for given in (batch, ptr, mask, grid, raster, pixel, cell, pbc)):
+            names = "batch, ptr, mask, grid, raster, pixel, cell, pbc"
+            raise ValueError(f"{names}: expected None, since PointClouds contain them")
         return points
     edge_index = None if isinstance(points, Tensor) else getattr(points, "edge_index", None)
     if not isinstance(points, Tensor):
-        given = {"batch": batch, "ptr": ptr, "grid": grid, "cell": cell, "pbc": pbc}
+        given = {"batch": batch, "ptr": ptr, "grid": grid, "raster": raster, "pixel": pixel, "cell": cell, "pbc": pbc}
         read = [getattr(points, name, None) if value is None else value for name, value in given.items()]
-        points, (batch, ptr, grid, cell, pbc) = _positions(points, mask), read
+        points, (batch, ptr, grid, raster, pixel, cell, pbc) = _positions(points, mask), read
     if points.ndim == 3:
         if mask is None:
             mask = torch.ones(points.shape[:2], dtype=torch.bool, device=points.device)
@@ -280,9 +295,19 @@ def point_clouds(
     cloud, num_clouds = cloud_index(points, batch, ptr)
     if grid is not None:
         _check_grid(grid, cloud, num_clouds, 3 if points.shape[1] == 3 else 2)
+    if raster is not None or pixel is not None:
+        _check_pixels(raster, pixel, grid, cloud, num_clouds)
     cell, pbc = lattices(cell, pbc, num_clouds, points)
     clouds = PointClouds(
-        pos=points, batch=cloud, num_clouds=num_clouds, grid=grid, cell=cell, pbc=pbc, edge_index=edge_index
+        pos=points,
+        batch=cloud,
+        num_clouds=num_clouds,
+        grid=grid,
+        raster=raster,
+        pixel=pixel,
+        cell=cell,
+        pbc=pbc,
+        edge_index=edge_index,
     )
     return clouds.with_each()
 
@@ -347,6 +372,32 @@ def _check_grid(grid: Tensor, cloud: Tensor, num_clouds: int, dim: int) -> None:
     wrong = (counts != grid.prod(dim=1)) | (grid < 1).any(dim=1)
     if wrong.any():
         first = first_true(wrong)
-        raise ValueError(f"grid: image {first} has {int(counts[first])} points, but its grid is {grid[first].tolist()}")
+        got = f"image {first} has {int(counts[first])} points, but its grid is {grid[first].tolist()}"
+        raise ValueError(f"grid: {got}; images that lack pixels have a raster and the pixel of each point instead")
     if (cloud[1:] < cloud[:-1]).any():
         raise ValueError("grid: images must be in raster order one after another, but batch is not sorted")
+
+
+def _check_pixels(
+    raster: Tensor | None, pixel: Tensor | None, grid: Tensor | None, cloud: Tensor, num_clouds: int
+) -> None:
+    """Raise ValueError unless every point has a place on the raster of its image."""
+    if grid is not None:
+        got = f"got grid {grid.tolist()} as well"
+        raise ValueError(f"raster, pixel: expected None, since images with a grid have all pixels, {got}")
+    if raster is None or pixel is None:
+        got = "raster" if pixel is None else "pixel"
+        raise ValueError(f"raster, pixel: expected the sides of images and the pixel of each point, got {got} alone")
+    for name, value in (("raster", raster), ("pixel", pixel)):
+        check_indices(name, value, dim=2, device=cloud.device)
+        check_has_numbers(name, value)
+    if raster.shape != (num_clouds, pixel.shape[1]) or len(pixel) != len(cloud):
+        expected = f"[clouds={num_clouds}, axes] and [points={len(cloud)}, axes]"
+        raise ValueError(f"raster, pixel: expected {expected}, got {tuple(raster.shape)} and {tuple(pixel.shape)}")
+    if bool((raster < 1).any()):
+        raise ValueError(f"raster: expected sides from 1, got {raster.tolist()}")
+    outside = ((pixel < 0) | (pixel >= raster[cloud])).any(dim=1)
+    if outside.any():
+        first = first_true(outside)
+        sides = raster[cloud[first]].tolist()
+        raise ValueError(f"pixel: expected places on a raster {sides}, got {pixel[first].tolist()} for point {first}")

@@ -154,7 +154,7 @@ class ScaleFrames:
             log_measure = log_volumes[neighbors.source // levels] - dim * factors.log()[level]
         pos, batch = (x.repeat_interleave(levels, dim=0) for x in (clouds.pos, clouds.batch))
         return LiftedGraph.over(
-            replace(clouds, pos=pos, batch=batch, grid=None, edge_index=None, each=None),
+            replace(clouds, pos=pos, batch=batch, grid=None, raster=None, pixel=None, edge_index=None, each=None),
             space=space,
             neighbors=neighbors,
             length=length,

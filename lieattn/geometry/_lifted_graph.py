@@ -38,7 +38,7 @@ class LiftedGraph(PointClouds):
 
     Attributes
     ----------
-    pos, batch, num_clouds, grid, cell, pbc
+    pos, batch, num_clouds, grid, raster, pixel, cell, pbc
         See :class:`PointClouds`; ``pos`` are points of the space.
     relative
         Relative elements of all edges.
@@ -248,7 +248,8 @@ class LiftedGraph(PointClouds):
         changed = replace(changed, pos=relative.pos, batch=relative.batch, terms=None, local=None, kept=None)
         if points is None:
             return changed
-        return replace(changed, vectors=rows_of(self.vectors, points), grid=None, edge_index=None, each=None)
+        vectors, pixel = rows_of(self.vectors, points), rows_of(self.pixel, points)
+        return replace(changed, vectors=vectors, pixel=pixel, grid=None, edge_index=None, each=None)
 
     def carrying(self, **attributes: Any) -> LiftedGraph:
         """Return the same graph with other attributes of those that layers read, such as ``terms`` and ``vectors``."""

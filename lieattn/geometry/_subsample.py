@@ -101,33 +101,41 @@ class Coarse(Movable):
 
     @classmethod
     def of_rasters(cls, clouds: PointClouds) -> Coarse:
-        """Halve the sides of images of pixels or voxels, which need ``clouds.grid`` (otherwise ValueError).
+        """Halve the sides of images of pixels or voxels, which need ``grid``, or ``raster`` and ``pixel``.
 
         Cells of even sides are 2 pixels wide. On odd sides every second pixel is kept from the first to the last one,
         and the pixels between two of them lie in the cells of both. The raster is thus divided alike from all ends.
+        Points of the coarse clouds are the means of their cells. In cells that lack pixels, the means are moved to
+        where those of all pixels would be on a lattice, and cells without any pixel are not kept. ValueError is raised
+        for clouds that are no images.
 
         **Equivariance.** Cells commute with quarter turns and reflections of the raster, and with all motions of the
         coordinates, which do not change the raster.
         """
-        if (grid := clouds.grid) is None:
-            raise ValueError("clouds: halving the sides of images needs the size of each, grid [clouds, dim], got None")
-        halved = (grid + 1) // 2
-        cloud, left = ranges(grid.new_zeros(len(grid)), grid.prod(dim=1))
-        first = halved.prod(dim=1).cumsum(0) - halved.prod(dim=1)
-        cells, stride = first[cloud, None], torch.ones_like(cloud)
-        for axis in reversed(range(grid.shape[1])):
-            side, place = grid[cloud, axis], left % grid[cloud, axis]
-            ends = (place // 2)[:, None] * stride[:, None]
-            if bool((side % 2).any()):
-                ends = torch.stack([place // 2, (place + side % 2) // 2], dim=1) * stride[:, None]
-            cells = (cells[:, :, None] + ends[:, None]).flatten(1)
-            left, stride = left // side, stride * halved[cloud, axis]
+        listed, grid = clouds.pixel, clouds.grid if clouds.pixel is None else clouds.raster
+        if grid is None:
+            needed = "grid [clouds, dim], or raster [clouds, dim] and pixel [points, dim]"
+            raise ValueError(f"clouds: halving the sides of images needs the size of each, {needed}, got None")
+        cloud, place = _places(grid) if listed is None else (clouds.batch, listed)
+        halved, odd = (grid + 1) // 2, grid % 2
+        sizes = halved.prod(dim=1)
+        first, stride = sizes.cumsum(0) - sizes, halved.flip(1).cumprod(1).flip(1) // halved
+        ends, splits = torch.stack([place // 2, (place + odd[cloud]) // 2], dim=-1), bool(odd.any())
+        ends, cells = ends[..., : 1 + splits] * stride[cloud, :, None], first[cloud, None]
+        for along in ends.unbind(1):
+            cells = (cells[:, :, None] + along[:, None]).flatten(1)
         point = torch.arange(len(cloud), device=grid.device)[:, None].expand_as(cells)
         pairs = torch.stack([point.flatten(), cells.flatten()], dim=1)
-        points, cells = (torch.unique(pairs, dim=0) if bool((grid % 2).any()) else pairs).unbind(1)
-        total = int(halved.prod(dim=1).sum())
-        batch = torch.repeat_interleave(torch.arange(len(grid), device=grid.device), halved.prod(dim=1))
-        pos = reduced(clouds.pos[points], cells, total, "mean")
+        points, cells = (torch.unique(pairs, dim=0) if splits else pairs).unbind(1)
+        if listed is not None:
+            filled, cells = torch.unique(cells, return_inverse=True)
+            batch = torch.searchsorted(first, filled, right=True) - 1
+            pixel = (filled - first[batch])[:, None] // stride[batch] % halved[batch]
+            pos = _centers(clouds, listed, points, cells, batch, pixel, grid[batch])
+            some = PointClouds(pos=pos, batch=batch, num_clouds=clouds.num_clouds, raster=halved, pixel=pixel)
+            return cls(some, points, cells, clouds.num_points)
+        pos = reduced(clouds.pos[points], cells, int(sizes.sum()), "mean")
+        batch = torch.repeat_interleave(torch.arange(len(grid), device=grid.device), sizes)
         kept = PointClouds(pos=pos, batch=batch, num_clouds=clouds.num_clouds, grid=halved)
         sides = clouds.sides
         even = sides is not None and not any(side % 2 for side in sides)
@@ -167,6 +175,31 @@ class Coarse(Movable):
         if x.shape[:1] != (rows,):
             raise ValueError(f"{name}: expected one row for each of {rows} points, got {tuple(x.shape)}")
         return x
+
+
+def _places(grid: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the image ``[points]``, and the place ``[points, dim]`` on its raster, of each point of whole images."""
+    cloud, number = ranges(grid.new_zeros(len(grid)), grid.prod(dim=1))
+    stride = grid.flip(1).cumprod(1).flip(1) // grid
+    return cloud, number[:, None] // stride[cloud] % grid[cloud]
+
+
+def _centers(
+    clouds: PointClouds, place: Tensor, points: Tensor, cells: Tensor, batch: Tensor, pixel: Tensor, sides: Tensor
+) -> Tensor:
+    """Return the mean of each cell ``[cells, dim]``, moved by the steps from the pixels that it has to all of them.
+
+    The steps between the pixels of an image are those that fit its points best, so they move with the points.
+    """
+    pos, place = clouds.pos.double(), place.double()
+    around = place - clouds.mean(place)[clouds.batch]
+    gram = clouds.sum(around[:, :, None] * around[:, None])
+    steps = torch.linalg.pinv(gram, rtol=1e-9, hermitian=True) @ clouds.sum(around[:, :, None] * pos[:, None])
+    # On odd sides, cells overlap: those at the ends have 2 pixels, the others 3.
+    first, last = (pixel == 0).double(), (2 * pixel == sides - 1).double()
+    middle = 2 * pixel + torch.where(sides % 2 == 1, (first - last) / 2, 0.5)
+    found, there = (reduced(x[points], cells, len(batch), "mean") for x in (pos, place))
+    return (found + ((middle - there)[:, None] @ steps[batch])[:, 0]).to(clouds.pos.dtype)
 
 
 @outside_of_transforms

@@ -30,7 +30,7 @@ from lieattn.io import (
 from lieattn.models import Preprocessed
 from lieattn.transforms import Standardize
 
-_KNOWN = frozenset({"x", "pos", "grid", "batch", "ptr", "repeated", "edge_index"})
+_KNOWN = frozenset({"x", "pos", "grid", "raster", "pixel", "batch", "ptr", "repeated", "edge_index"})
 _MOST_NUMBERS = 256  # an attribute with more numbers than this is not kept
 
 # How lines of jsonargparse's messages begin that list its attempts at reading a value.
@@ -126,6 +126,7 @@ def describe_input(batch: Batch) -> dict[str, Any]:
     made of clouds. Of ``edge_index``, it has the number of pairs.
     """
     x, pos, grid, pairs = (batch.get(name) for name in ("x", "pos", "grid", "edge_index"))
+    grid = batch.get("raster") if grid is None else grid
     listed = {*batch.node_attrs(), *(("edge_attr",) if pairs is not None else ())}
     first = batch.get_example(0) if hasattr(batch, "_slice_dict") else {}
     found: dict[str, Any] = {}

@@ -28,7 +28,7 @@ REPEATED = "repeated"
 """Attribute bool ``[clouds]`` of batches in several processes: marks clouds that only fill up a batch."""
 
 _Items = Dataset[Any] | list[Data]
-_TENSORS = ("pos", "x", "z", "y", "grid", "cell", "pbc")
+_TENSORS = ("pos", "x", "z", "y", "grid", "raster", "pixel", "cell", "pbc")
 
 
 @contextmanager

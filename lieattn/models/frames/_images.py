@@ -104,9 +104,10 @@ class ImageTransformer(LiftedNetwork):
     :func:`lieattn.geometry.lift_rasters`. Other sets have lists of neighbors, with the same result to rounding.
 
     **Sets.** Images can differ in size, lack pixels or have any other points, and the group can be any finite
-    orthogonal group of the plane (C_n, D_n), of space (T, O, I, for volumes) or of other dimensions. The points of data
-    with ``grid`` are pooled by cells of 2 x 2 (x 2) pixels, otherwise by :func:`lieattn.geometry.coarsen`, whose points
-    are further apart. A network that was trained with one of them is not meant for the other.
+    orthogonal group of the plane (C_n, D_n), of space (T, O, I, for volumes) or of other dimensions. Images, which have
+    ``grid``, or ``raster`` and ``pixel`` if they lack pixels (see :func:`lieattn.geometry.point_clouds`), are pooled by
+    cells of 2 x 2 (x 2) pixels, other points by :func:`lieattn.geometry.coarsen`, whose points are further apart. A
+    network that was trained with one of them is not meant for the other.
 
     **Equivariance.** When R^d ⋊ H acts on the coordinates of the points, outputs are invariant, exactly for every H if
     neighborhoods are balls. Images that are resampled on their raster are turned exactly by quarter turns and
@@ -238,7 +239,8 @@ class ImageTransformer(LiftedNetwork):
         near, pools = self.neighborhood, []
         stages = [lift_rasters(clouds, self.frames, near, self.space)]
         for _ in self.widening:
-            pools.append(coarsen(clouds, _SHARE) if clouds.grid is None else Coarse.of_rasters(clouds))
+            points = clouds.grid is None and clouds.raster is None
+            pools.append(coarsen(clouds, _SHARE) if points else Coarse.of_rasters(clouds))
             clouds, near = pools[-1].clouds, scaled(near, 2.0)
             stages.append(lift_rasters(clouds, self.frames, near, self.space))
         whole = lift(clouds, self.frames, self.options.window or AllPairs(), self.space, length=self.length)

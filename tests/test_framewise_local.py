@@ -238,13 +238,31 @@ def turned_images(sides: tuple[int, ...], turns: list[float]) -> Batch:
 @pytest.mark.parametrize("pool", ["mean", "none"])
 def test_convolutions_of_rasters_equal_those_over_lists(group, neighborhood, sides, turns, pool):
     options = {"channels": 4, "blocks": (1, 1), "heads": 1, "pool": pool, "neighborhood": neighborhood}
-    network, data = randomize(ImageTransformer(group, 1, 2, **options)).double(), turned_images(sides, turns)
-    dense = network.geometry(data)
-    assert isinstance(dense.stages[0].terms, Stencil)
-    data.pos.requires_grad_()  # stencils have no derivatives by positions
-    lists = network.geometry(data)
-    assert lists.stages[0].terms is None
-    torch.testing.assert_close(network(data, dense), network(data, lists), rtol=1e-12, atol=1e-12)
+    network, images = randomize(ImageTransformer(group, 1, 2, **options)).double(), turned_images(sides, turns)
+    holed = [Compose([DropPoints(number, 0.3), shuffled])(image) for number, image in enumerate(images.to_data_list())]
+    smaller = turned_images(tuple(max(2, side - 1) for side in sides), turns[1:])
+    ragged = [image for of_size in (images, smaller) for image in of_size.to_data_list()]
+    for data in (images, Batch.from_data_list(holed), Batch.from_data_list(ragged)):
+        dense = network.geometry(data)
+        assert isinstance(dense.stages[0].terms, Stencil)
+        data.pos.requires_grad_()  # stencils have no derivatives by positions
+        lists = network.geometry(data)
+        assert lists.stages[0].terms is None
+        data.x.requires_grad_()
+        outputs = [network(data, geometry) for geometry in (dense, lists)]
+        torch.testing.assert_close(*outputs, rtol=1e-12, atol=1e-12)
+        slopes = [torch.autograd.grad(found.sin().sum(), data.x)[0] for found in outputs]
+        assert relative_error(*slopes) < 1e-10
+
+
+def test_images_off_their_lattice_have_lists_of_neighbors():
+    network, image = ImageTransformer(cyclic(4), neighborhood=Radius(1.5), blocks=(1,)), turned_images((4, 5), [0.3])[0]
+    few, twice = (DropPoints(0, share)(image) for share in (0.95, 0.0))
+    twice.pixel[3] = twice.pixel[2]
+    bent, empty = image.clone(), DropPoints(0, 0.0)(image).subgraph(torch.zeros(20, dtype=torch.bool))
+    bent.pos[7] += 1e-4
+    for data in (few, twice, bent, empty):
+        assert network.geometry(data).stages[0].terms is None
 
 
 def test_ragged_images_have_the_outputs_that_they_have_alone():

@@ -844,7 +844,7 @@ UNCOMPILED = {
         "stresses forces forces_principal forces_several hamiltonian origin_forces".split(), "outputs are derivatives"
     ),
     **dict.fromkeys(
-        "attentive_all_cnn attentive_vectors affine_vectors fields_image".split(),
+        "attentive_all_cnn attentive_vectors affine_vectors fields_image permuted_image".split(),
         "pixels are sorted as in an image, which depends on values",
     ),
 }

@@ -13,7 +13,7 @@ from lieattn._core.checks import check_has_numbers, check_is, check_tensor
 from lieattn._core.contexts import check_not_batched
 from lieattn._core.messages import titled_table
 from lieattn._core.numerics import counts, maxima, means, sums
-from lieattn.geometry._indices import Movable, OnFirstUse, check_indices, check_mask, cloud_index, first_true
+from lieattn.geometry._indices import Movable, OnFirstUse, check_indices, check_mask, cloud_index, first_true, ranges
 from lieattn.geometry._search import complete_cells
 
 # Sums of squares of coordinates up to this size are finite in float64.
@@ -150,6 +150,26 @@ class PointClouds(Movable):
         if grid is None or len(grid) == 0 or bool((grid != grid[0]).any()):
             return None
         return tuple(grid[0].tolist())
+
+    def places(self) -> Int[Tensor, "points axes"] | None:
+        """Return the row and column (or layer, row and column) of each point of images; None for other clouds."""
+        if self.grid is None:
+            return self.pixel
+        _, number = ranges(torch.zeros_like(self.grid[:, 0]), self.grid.prod(dim=1))
+        below = self.grid.flip(1).cumprod(1).flip(1) // self.grid.clamp(min=1)
+        return number[:, None] // below[self.batch] % self.grid[self.batch]
+
+    def steps(self) -> Float[Tensor, "clouds axes dim"]:
+        """Return the steps from pixel to pixel along the axes of images that fit the points of each best, in float64.
+
+        They move with the points. ValueError is raised for clouds that are no images.
+        """
+        if (places := self.places()) is None:
+            needed = "grid [clouds, axes], or raster [clouds, axes] and pixel [points, axes]"
+            raise ValueError(f"clouds: expected images, with {needed}, got None")
+        place, pos = (x.double() - self.mean(x.double())[self.batch] for x in (places, self.pos))
+        gram, moved = (self.sum(place[:, :, None] * x[:, None]) for x in (place, pos))
+        return torch.linalg.pinv(gram, rtol=1e-9, hermitian=True) @ moved
 
     @OnFirstUse
     def counts(self) -> Int[Tensor, " clouds"]:

@@ -302,12 +302,13 @@ def _laid_out(
 
 CONVOLUTIONS: dict[int, Any] = {2: F.conv2d, 3: F.conv3d}
 _REGULAR = 1e-5  # largest deviation of a pixel from its lattice, in units of its spacing; less in float64, see below
+_SPARSEST = 2.5  # pixels for each point, above which lists of neighbors are faster
 _WIDEST = 4  # pixels from the center of a window to its sides, beyond which lists of neighbors are shorter
 
 
 @dataclass(frozen=True, eq=False)
 class Stencil(Movable):
-    """The neighborhood of a pixel in images of one size, which stands for those of all pixels.
+    """The neighborhood of a pixel in images, which stands for those of all pixels.
 
     Attributes
     ----------
@@ -316,9 +317,12 @@ class Stencil(Movable):
     place
         Index ``[edges]`` int64 of the pixel of each edge among those of all windows.
     sides, window
-        Sides of the images and of the windows, in pixels.
+        Sides of the images, or of the largest one, and of the windows, in pixels.
     degree
         Number of neighbors ``[images | 1, pixels]`` of each pixel, with the weights of smooth neighborhoods.
+    pixel
+        Index ``[points]`` int64 of the pixel of each point among those of all images; None if points are in that order
+        and no pixel is missing.
     """
 
     graph: LiftedGraph
@@ -326,12 +330,13 @@ class Stencil(Movable):
     sides: tuple[int, ...]
     window: tuple[int, ...]
     degree: Tensor
+    pixel: Tensor | None
 
     def convolve(
         self, x: Float[Tensor, "points frames inputs"], kernel: Float[Tensor, "rows fiber frames outputs inputs"]
     ) -> Float[Tensor, "points fiber outputs"]:
         """Return the sums over the neighbors of the products with a kernel, which has a row for each edge, or kind."""
-        windows, images = len(self.degree), len(x) // math.prod(self.sides)
+        windows = self.graph.num_points // math.prod(self.window)
         fiber, frames, out, width = kernel.shape[1:]
         rows = kernel.permute(0, 1, 3, 2, 4).flatten(1)
         if (row := self.graph.relative.row) is not None:
@@ -339,70 +344,102 @@ class Stencil(Movable):
         dense = rows.new_zeros(windows * math.prod(self.window), rows.shape[1]).index_copy(0, self.place, rows)
         dense = dense.view(windows, -1, fiber * out, frames * width).permute(0, 2, 3, 1)
         dense = dense.reshape(windows * fiber * out, frames * width, *self.window)
+        pixels = x.reshape(len(x), -1)
+        if self.pixel is not None:  # missing pixels are zeros, which add nothing
+            pixels = pixels.new_zeros(self.degree.numel(), pixels.shape[1]).index_copy(0, self.pixel, pixels)
         # The channels stay innermost in memory, as in a field of points.
-        planes = x.reshape(images, *self.sides, -1).movedim(-1, 1)
+        planes = pixels.view(-1, *self.sides, pixels.shape[1]).movedim(-1, 1)
         # Windows that differ between images are those of separate channels of a single image.
         planes = planes if windows == 1 else planes.reshape(1, -1, *self.sides)
         padding = [side // 2 for side in self.window]
         summed = CONVOLUTIONS[len(self.sides)](planes, dense, padding=padding, groups=windows)
-        return summed.view(images, -1, *self.sides).movedim(1, -1).reshape(-1, fiber, out)
+        found = summed.view(-1, fiber * out, *self.sides).movedim(1, -1).reshape(-1, fiber, out)
+        return found if self.pixel is None else found.index_select(0, self.pixel)
+
+    def degrees(self, points: int) -> Float[Tensor, " points"]:
+        """Return the number of neighbors of each point."""
+        if self.pixel is None:
+            return self.degree.expand(points // self.degree.shape[1], -1).flatten()
+        return self.degree.flatten().index_select(0, self.pixel)
 
 
 def lift_rasters(clouds: PointClouds, frames: Any, neighborhood: Neighborhood, space: Any) -> LiftedGraph:
-    """Lift clouds; for images of one size the graph carries a :class:`Stencil` as terms, and has no neighbor lists."""
-    steps = _steps(clouds)
-    if steps is not None and isinstance(neighborhood, Radius | PixelSquare):
+    """Lift clouds; for images on lattices the graph carries a :class:`Stencil` as terms, and has no neighbor lists."""
+    lattice = _lattice(clouds)
+    if lattice is not None and isinstance(neighborhood, Radius | PixelSquare):
+        steps, sides, pixel = lattice
         reach = neighborhood.length * (math.sqrt(steps.shape[-1]) if isinstance(neighborhood, PixelSquare) else 1.0)
         half = math.floor(reach / float(torch.linalg.svdvals(steps).min().clamp(min=1e-30)) + 0.01)
         if 1 <= half <= _WIDEST:
             graph = lift(clouds, frames, AllPairs(), space, length=neighborhood.length)
-            return graph.carrying(terms=_stencil(clouds, steps, half, frames, neighborhood, space))
+            window = _window(clouds.pos, steps, half, frames, neighborhood, space)
+            return graph.carrying(terms=_stencil(*window, clouds.num_clouds, sides, pixel))
     graph = lift(clouds, frames, neighborhood, space)
     # Evaluated here, so that loader workers compute them and compiled networks do not have to.
     _ = graph.relative.row, graph.relative.positions
     return graph
 
 
-def _steps(clouds: PointClouds) -> Tensor | None:
-    """Return steps ``[images | 1, axes, dim]`` float64 between pixels along the axes of images of one size.
+def _lattice(clouds: PointClouds) -> tuple[Tensor, tuple[int, ...], Tensor | None] | None:
+    """Return steps between pixels along the axes of images, the largest sides, and the pixel of each point.
 
-    None for other clouds, and if derivatives by the positions are wanted.
+    Steps are ``[images | 1, axes, dim]`` float64, and pixels ``[points]`` int64, or None if all are in raster order.
+    None for other clouds, for images of which few pixels are left, and if derivatives by the positions are wanted.
     """
-    dim = clouds.pos.shape[1]
+    dim, places = clouds.pos.shape[1], clouds.places()
     if clouds.pos.requires_grad or transformed() or torch.compiler.is_compiling() or dim not in CONVOLUTIONS:
         return None
-    sides = clouds.sides
-    if sides is None or len(sides) != dim or min(sides) < 2:
+    if places is None or len(places) == 0 or places.shape[1] != dim:
         return None
-    pos = clouds.pos.detach().double().unflatten(0, (clouds.num_clouds, *sides))
-    corner = pos[(slice(None), *[0] * dim)]
-    last = [pos[(slice(None), *[-int(axis == other) for other in range(dim)])] for axis in range(dim)]
-    steps = torch.stack([(end - corner) / (side - 1) for end, side in zip(last, sides, strict=True)], dim=1)
+    sides, pixel = clouds.sides, None
+    if sides is None:
+        whole = cast(Tensor, clouds.grid if clouds.raster is None else clouds.raster)
+        sides = tuple(whole.amax(dim=0).tolist())
+        pixel = clouds.batch
+        for axis, side in enumerate(sides):
+            pixel = pixel * side + places[:, axis]
+        number = clouds.num_clouds * math.prod(sides)
+        if number > _SPARSEST * len(pixel) or int(torch.bincount(pixel, minlength=number).max()) > 1:
+            return None
+    if min(sides) < 2:
+        return None
+    steps, pos = clouds.steps(), clouds.pos.detach().double()
     # Only as far as rounding goes, since the images of a batch have the outputs that they have alone.
     rounding = torch.finfo(clouds.pos.dtype).eps
     near = min(_REGULAR, 64 * rounding) * steps.norm(dim=-1).min() + 4 * rounding * pos.abs().max()
-    places = torch.cartesian_prod(*(torch.arange(side, device=pos.device).double() for side in sides))
-    if bool(((pos.flatten(1, dim) - corner[:, None] - places @ steps).abs() > near).any()):
+    found = pos - (places.double()[:, None] @ steps[clouds.batch])[:, 0]
+    if bool(((found - clouds.mean(found)[clouds.batch]).abs() > near).any()):
         return None
-    return steps[:1] if bool(((steps - steps[0]).abs() <= near / max(sides)).all()) else steps
+    alike = bool(((steps - steps[0]).abs() <= near / max(sides)).all())
+    return (steps[:1] if alike else steps), sides, pixel
+
+
+def _window(
+    pos: Tensor, steps: Tensor, half: int, frames: Any, neighborhood: Neighborhood, space: Any
+) -> tuple[LiftedGraph, tuple[int, ...]]:
+    """Return the edges from the pixels of a window to its center, for each lattice, and the sides of the window."""
+    windows, dim = steps.shape[:2]
+    offsets = torch.cartesian_prod(*[torch.arange(-half, half + 1, device=steps.device).double()] * dim)
+    places = (offsets @ steps).flatten(0, 1).to(pos)
+    cloud = torch.arange(windows, device=pos.device).repeat_interleave(len(offsets))
+    graph = lift(PointClouds(pos=places, batch=cloud, num_clouds=windows), frames, neighborhood, space)
+    graph = graph.select_edges((graph.neighbors.target % len(offsets) == len(offsets) // 2).nonzero()[:, 0])
+    _ = graph.relative.positions
+    return graph, (2 * half + 1,) * dim
 
 
 def _stencil(
-    clouds: PointClouds, steps: Tensor, half: int, frames: Any, neighborhood: Neighborhood, space: Any
+    graph: LiftedGraph, window: tuple[int, ...], images: int, sides: tuple[int, ...], pixel: Tensor | None
 ) -> Stencil:
-    windows, dim = steps.shape[:2]
-    sides, window = cast(tuple[int, ...], clouds.sides), (2 * half + 1,) * dim
-    offsets = torch.cartesian_prod(*[torch.arange(-half, half + 1, device=steps.device).double()] * dim)
-    pos = (offsets @ steps).flatten(0, 1).to(clouds.pos)
-    cloud = torch.arange(windows, device=pos.device).repeat_interleave(len(offsets))
-    graph = lift(PointClouds(pos=pos, batch=cloud, num_clouds=windows), frames, neighborhood, space)
-    graph = graph.select_edges((graph.neighbors.target % len(offsets) == len(offsets) // 2).nonzero()[:, 0])
     place, log_weight, row = graph.neighbors.source, graph.relative.log_window, graph.relative.row
-    weight = pos.new_ones(len(place))
+    weight = graph.pos.new_ones(len(place))
     if log_weight is not None:
-        weight = (log_weight if row is None else log_weight.index_select(0, row)).exp().to(pos)
-    inside = pos.new_zeros(len(pos)).index_copy(0, place, weight).view(windows, 1, *window)
-    ones, padding = pos.new_ones(1, windows, *sides), [half] * dim
-    degree = CONVOLUTIONS[dim](ones, inside, padding=padding, groups=windows).clamp(min=1).view(windows, -1)
-    _ = graph.relative.positions
-    return Stencil(graph, place, sides, window, degree)
+        weight = (log_weight if row is None else log_weight.index_select(0, row)).exp().to(graph.pos)
+    inside = weight.new_zeros(graph.num_points).index_copy(0, place, weight).view(-1, 1, *window)
+    there = weight.new_ones(len(inside), *sides)
+    if pixel is not None:
+        there = weight.new_zeros(images * math.prod(sides)).index_fill(0, pixel, 1.0).view(-1, *sides)
+    there = there[:, None] if len(inside) == 1 else there[None]
+    padding = [side // 2 for side in window]
+    degree = CONVOLUTIONS[len(sides)](there, inside, padding=padding, groups=len(inside))
+    return Stencil(graph, place, sides, window, degree.clamp(min=1).view(-1, math.prod(sides)), pixel)

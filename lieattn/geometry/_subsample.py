@@ -14,7 +14,7 @@ from lieattn._core.checks import check_arguments, check_choice, check_count, che
 from lieattn._core.contexts import outside_of_transforms
 from lieattn._core.numerics import counts, maxima, reduced
 from lieattn.geometry._clouds import PointClouds, as_coordinates, point_clouds
-from lieattn.geometry._indices import Movable, check_indices, check_mask, first_true, members, ranges
+from lieattn.geometry._indices import Movable, check_indices, check_mask, first_true, members
 from lieattn.geometry._search import TIE_TOLERANCE, pairs_between
 
 # Distances of points that were chosen, and of padding: below those of all other points, padding last.
@@ -112,11 +112,10 @@ class Coarse(Movable):
         **Equivariance.** Cells commute with quarter turns and reflections of the raster, and with all motions of the
         coordinates, which do not change the raster.
         """
-        listed, grid = clouds.pixel, clouds.grid if clouds.pixel is None else clouds.raster
-        if grid is None:
+        place, grid, cloud = clouds.places(), clouds.grid if clouds.raster is None else clouds.raster, clouds.batch
+        if place is None or grid is None:
             needed = "grid [clouds, dim], or raster [clouds, dim] and pixel [points, dim]"
             raise ValueError(f"clouds: halving the sides of images needs the size of each, {needed}, got None")
-        cloud, place = _places(grid) if listed is None else (clouds.batch, listed)
         halved, odd = (grid + 1) // 2, grid % 2
         sizes = halved.prod(dim=1)
         first, stride = sizes.cumsum(0) - sizes, halved.flip(1).cumprod(1).flip(1) // halved
@@ -127,11 +126,11 @@ class Coarse(Movable):
         point = torch.arange(len(cloud), device=grid.device)[:, None].expand_as(cells)
         pairs = torch.stack([point.flatten(), cells.flatten()], dim=1)
         points, cells = (torch.unique(pairs, dim=0) if splits else pairs).unbind(1)
-        if listed is not None:
+        if clouds.raster is not None:
             filled, cells = torch.unique(cells, return_inverse=True)
             batch = torch.searchsorted(first, filled, right=True) - 1
             pixel = (filled - first[batch])[:, None] // stride[batch] % halved[batch]
-            pos = _centers(clouds, listed, points, cells, batch, pixel, grid[batch])
+            pos = _centers(clouds, place, points, cells, batch, pixel, grid[batch])
             some = PointClouds(pos=pos, batch=batch, num_clouds=clouds.num_clouds, raster=halved, pixel=pixel)
             return cls(some, points, cells, clouds.num_points)
         pos = reduced(clouds.pos[points], cells, int(sizes.sum()), "mean")
@@ -177,29 +176,15 @@ class Coarse(Movable):
         return x
 
 
-def _places(grid: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the image ``[points]``, and the place ``[points, dim]`` on its raster, of each point of whole images."""
-    cloud, number = ranges(grid.new_zeros(len(grid)), grid.prod(dim=1))
-    stride = grid.flip(1).cumprod(1).flip(1) // grid
-    return cloud, number[:, None] // stride[cloud] % grid[cloud]
-
-
 def _centers(
     clouds: PointClouds, place: Tensor, points: Tensor, cells: Tensor, batch: Tensor, pixel: Tensor, sides: Tensor
 ) -> Tensor:
-    """Return the mean of each cell ``[cells, dim]``, moved by the steps from the pixels that it has to all of them.
-
-    The steps between the pixels of an image are those that fit its points best, so they move with the points.
-    """
-    pos, place = clouds.pos.double(), place.double()
-    around = place - clouds.mean(place)[clouds.batch]
-    gram = clouds.sum(around[:, :, None] * around[:, None])
-    steps = torch.linalg.pinv(gram, rtol=1e-9, hermitian=True) @ clouds.sum(around[:, :, None] * pos[:, None])
+    """Return the mean of each cell ``[cells, dim]``, moved by the steps from the pixels that it has to all of them."""
     # On odd sides, cells overlap: those at the ends have 2 pixels, the others 3.
     first, last = (pixel == 0).double(), (2 * pixel == sides - 1).double()
     middle = 2 * pixel + torch.where(sides % 2 == 1, (first - last) / 2, 0.5)
-    found, there = (reduced(x[points], cells, len(batch), "mean") for x in (pos, place))
-    return (found + ((middle - there)[:, None] @ steps[batch])[:, 0]).to(clouds.pos.dtype)
+    found, there = (reduced(x.double()[points], cells, len(batch), "mean") for x in (clouds.pos, place))
+    return (found + ((middle - there)[:, None] @ clouds.steps()[batch])[:, 0]).to(clouds.pos.dtype)
 
 
 @outside_of_transforms

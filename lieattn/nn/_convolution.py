@@ -106,7 +106,7 @@ class GroupConvolution(TiedWeights):
         if isinstance(stencil, Stencil):
             psi = measured(self.kernel(stencil.graph), stencil.graph, "none", x.dtype).psi
             summed = stencil.convolve(x, self.measure * cast(Tensor, psi))
-            degree = stencil.degree.expand(len(x) // stencil.degree.shape[1], -1).flatten()
+            degree = stencil.degrees(len(x))
         else:
             summed, degree = self.measure * self.kernel.convolve(x, graph), graph.degree
         if self.reduction == "mean":

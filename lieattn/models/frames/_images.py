@@ -100,7 +100,7 @@ class ImageTransformer(LiftedNetwork):
     all stages but the last. In the last stage, after each convolution each frame attends to the whole set, with rotary
     encodings, as in :class:`FramewiseTransformer`. Invariant outputs read the maximum over the frames.
 
-    **Cost.** Convolutions of images of one size are dense ones on their raster, see
+    **Cost.** Convolutions of images whose pixels are on a lattice are dense ones on their raster, see
     :func:`lieattn.geometry.lift_rasters`. Other sets have lists of neighbors, with the same result to rounding.
 
     **Sets.** Images can differ in size, lack pixels or have any other points, and the group can be any finite

@@ -258,7 +258,7 @@ def test_convolutions_of_rasters_equal_those_over_lists(group, neighborhood, sid
 def test_images_off_their_lattice_have_lists_of_neighbors():
     network, image = ImageTransformer(cyclic(4), neighborhood=Radius(1.5), blocks=(1,)), turned_images((4, 5), [0.3])[0]
     few, twice = (DropPoints(0, share)(image) for share in (0.95, 0.0))
-    twice.pixel[3] = twice.pixel[2]
+    twice.pixel[3], twice.pos[3] = twice.pixel[2], twice.pos[2]
     bent, empty = image.clone(), DropPoints(0, 0.0)(image).subgraph(torch.zeros(20, dtype=torch.bool))
     bent.pos[7] += 1e-4
     for data in (few, twice, bent, empty):

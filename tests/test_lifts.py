@@ -810,14 +810,16 @@ def test_cells_that_lack_pixels_are_where_those_of_all_pixels_are(sides):
 
 
 def test_steps_between_the_pixels_of_each_image_are_its_own():
-    clouds = [pixel_positions(3, 3, dtype=F64) * scale for scale in (1.0, 2.0)] + [torch.zeros(0, 2, dtype=F64)]
-    left, place = torch.tensor([0, 4, 5, 6, 7]), torch.cartesian_prod(torch.arange(3), torch.arange(3))
-    ptr, pixel = torch.tensor([0, 5, 10, 10]), place[left].repeat(2, 1)
-    points = torch.cat([pos[left] for pos in clouds[:2]])
-    coarse = Coarse.of_rasters(point_clouds(points, ptr=ptr, raster=torch.full((3, 2), 3), pixel=pixel)).clouds
+    pos, place = pixel_positions(3, 3, dtype=F64), torch.cartesian_prod(torch.arange(3), torch.arange(3))
+    left = torch.tensor([[0, 4, 5, 6, 7], [0, 1, 2, 5, 7]])
+    points, ptr = (
+        torch.cat([pos[left[0]], 2 * pos[left[1]] + 5]),
+        torch.tensor([0, 5, 10, 10]),
+    )  # the third is empty
+    images = point_clouds(points, ptr=ptr, raster=torch.full((3, 2), 3), pixel=place[left.flatten()])
+    coarse, cells = Coarse.of_rasters(images).clouds, pixel_positions(2, 2, dtype=F64)
     assert coarse.batch.tolist() == [0] * 4 + [1] * 4
-    torch.testing.assert_close(coarse.pos[4:], 2 * coarse.pos[:4])
-    torch.testing.assert_close(coarse.pos[:4], pixel_positions(2, 2, dtype=F64))
+    torch.testing.assert_close(coarse.pos, torch.cat([cells, 2 * cells + 5]))
 
 
 def test_farthest_by_distance_chooses_every_point_before_it_repeats_one():

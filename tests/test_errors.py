@@ -260,7 +260,7 @@ CASES = [
         ValueError,
         {"raster": integers([2, 3]), "pixel": PLACES, "grid": integers([2, 3])},
         "raster, pixel",
-        "[[2, 3]]",
+        "(1, 2)",
     ),
     ("geometry.point_clouds", ValueError, {"raster": integers([2, 0]), "pixel": PLACES}, "raster", "[2, 0]"),
     ("geometry.point_clouds", ValueError, {"raster": integers([2, 2]), "pixel": PLACES}, "pixel", "[0, 2]"),

@@ -812,10 +812,8 @@ def test_cells_that_lack_pixels_are_where_those_of_all_pixels_are(sides):
 def test_steps_between_the_pixels_of_each_image_are_its_own():
     pos, place = pixel_positions(3, 3, dtype=F64), torch.cartesian_prod(torch.arange(3), torch.arange(3))
     left = torch.tensor([[0, 4, 5, 6, 7], [0, 1, 2, 5, 7]])
-    points, ptr = (
-        torch.cat([pos[left[0]], 2 * pos[left[1]] + 5]),
-        torch.tensor([0, 5, 10, 10]),
-    )  # the third is empty
+    points = torch.cat([pos[left[0]], 2 * pos[left[1]] + 5])
+    ptr = torch.tensor([0, 5, 10, 10])  # the third image is empty
     images = point_clouds(points, ptr=ptr, raster=torch.full((3, 2), 3), pixel=place[left.flatten()])
     coarse, cells = Coarse.of_rasters(images).clouds, pixel_positions(2, 2, dtype=F64)
     assert coarse.batch.tolist() == [0] * 4 + [1] * 4

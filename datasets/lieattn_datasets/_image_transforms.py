@@ -12,6 +12,7 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data
 
 from lieattn._core.checks import check_arguments, check_counts
+from lieattn._core.values import listing_pixels
 from lieattn_datasets._checks import check_attribute, check_one_cloud, real_array, require
 from lieattn_datasets._images import data_to_image
 from lieattn_datasets._transforms import Configured, RandomTransform, cosine_sine
@@ -283,12 +284,7 @@ def _subset(data: Data, keep: Tensor) -> Data:
     """Return the points of a cloud where ``keep`` is true; the first point, if there is none."""
     if len(keep) and not bool(keep.any()):
         keep[0] = True
-    if (grid := data.get("grid")) is not None:
-        data = copy.copy(data)
-        sides = grid[0].tolist()
-        data.pixel = torch.stack(torch.unravel_index(torch.arange(len(keep), device=keep.device), sides), dim=1)
-        data.raster = data.pop("grid")
-    return data.subgraph(keep)
+    return listing_pixels(data).subgraph(keep)
 
 
 def _intensities(data: Data, transform: str) -> NDArray[np.float64]:

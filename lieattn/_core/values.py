@@ -93,7 +93,7 @@ def agreeing(clouds: Sequence[Data], numbers: Sequence[int] | None = None) -> li
     """
     numbers = range(len(clouds)) if numbers is None else numbers
     if any("raster" in cloud for cloud in clouds):
-        clouds = [_listing_pixels(cloud) for cloud in clouds]
+        clouds = [listing_pixels(cloud) for cloud in clouds]
     given: list[dict[str, Any]] = [cloud.to_dict() for cloud in clouds]
     axes: dict[str, Any] = {}  # along which attributes are joined
     for cloud, own, number in zip(clouds, given, numbers, strict=True):
@@ -117,7 +117,7 @@ def agreeing(clouds: Sequence[Data], numbers: Sequence[int] | None = None) -> li
     return clouds
 
 
-def _listing_pixels(cloud: Data) -> Data:
+def listing_pixels(cloud: Data) -> Data:
     """Return an image with ``grid`` as one with ``raster`` and ``pixel``, of which no pixel is missing."""
     grid = cloud.get("grid")
     if not isinstance(grid, Tensor) or grid.ndim != 2:

@@ -151,22 +151,24 @@ class PointClouds(Movable):
             return None
         return tuple(grid[0].tolist())
 
-    def places(self) -> Int[Tensor, "points axes"] | None:
-        """Return the row and column (or layer, row and column) of each point of images; None for other clouds."""
-        if self.grid is None:
-            return self.pixel
-        _, number = ranges(torch.zeros_like(self.grid[:, 0]), self.grid.prod(dim=1))
-        below = self.grid.flip(1).cumprod(1).flip(1) // self.grid.clamp(min=1)
-        return number[:, None] // below[self.batch] % self.grid[self.batch]
+    def on_raster(self) -> tuple[Int[Tensor, "clouds axes"], Int[Tensor, "points axes"]] | None:
+        """Return the sides of images, and the row and column (or layer, row and column) of each point.
 
-    def steps(self) -> Float[Tensor, "clouds axes dim"]:
-        """Return the steps from pixel to pixel along the axes of images that fit the points of each best, in float64.
-
-        They move with the points. ValueError is raised for clouds that are no images.
+        None for clouds that are no images.
         """
-        if (places := self.places()) is None:
-            needed = "grid [clouds, axes], or raster [clouds, axes] and pixel [points, axes]"
-            raise ValueError(f"clouds: expected images, with {needed}, got None")
+        if self.raster is not None and self.pixel is not None:
+            return self.raster, self.pixel
+        if (grid := self.grid) is None:
+            return None
+        _, number = ranges(torch.zeros_like(grid[:, 0]), grid.prod(dim=1))
+        below = grid.flip(1).cumprod(1).flip(1) // grid.clamp(min=1)
+        return grid, number[:, None] // below[self.batch] % grid[self.batch]
+
+    def steps(self, places: Int[Tensor, "points axes"]) -> Float[Tensor, "clouds axes dim"]:
+        """Return the steps from pixel to pixel along the axes of each image that fit its points best, in float64.
+
+        ``places`` are those of :meth:`on_raster`. Steps move with the points.
+        """
         place, pos = (x.double() - self.mean(x.double())[self.batch] for x in (places, self.pos))
         gram, moved = (self.sum(place[:, :, None] * x[:, None]) for x in (place, pos))
         return torch.linalg.pinv(gram, rtol=1e-9, hermitian=True) @ moved
@@ -403,7 +405,7 @@ def _check_pixels(
 ) -> None:
     """Raise ValueError unless every point has a place on the raster of its image."""
     if grid is not None:
-        got = f"got grid {grid.tolist()} as well"
+        got = f"got grid {tuple(grid.shape)} as well; remove one of them"
         raise ValueError(f"raster, pixel: expected None, since images with a grid have all pixels, {got}")
     if raster is None or pixel is None:
         got = "raster" if pixel is None else "pixel"
@@ -414,8 +416,9 @@ def _check_pixels(
     if raster.shape != (num_clouds, pixel.shape[1]) or len(pixel) != len(cloud):
         expected = f"[clouds={num_clouds}, axes] and [points={len(cloud)}, axes]"
         raise ValueError(f"raster, pixel: expected {expected}, got {tuple(raster.shape)} and {tuple(pixel.shape)}")
-    if bool((raster < 1).any()):
-        raise ValueError(f"raster: expected sides from 1, got {raster.tolist()}")
+    flat = (raster < 1).any(dim=1)
+    if flat.any():
+        raise ValueError(f"raster: expected sides from 1, got {raster[first_true(flat)].tolist()}")
     outside = ((pixel < 0) | (pixel >= raster[cloud])).any(dim=1)
     if outside.any():
         first = first_true(outside)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -386,14 +386,13 @@ def _lattice(clouds: PointClouds) -> tuple[Tensor, tuple[int, ...], Tensor | Non
     Steps are ``[images | 1, axes, dim]`` float64, and pixels ``[points]`` int64, or None if all are in raster order.
     None for other clouds, for images of which few pixels are left, and if derivatives by the positions are wanted.
     """
-    dim, places = clouds.pos.shape[1], clouds.places()
+    dim, image = clouds.pos.shape[1], clouds.on_raster()
     if clouds.pos.requires_grad or transformed() or torch.compiler.is_compiling() or dim not in CONVOLUTIONS:
         return None
-    if places is None or len(places) == 0 or places.shape[1] != dim:
+    if image is None or clouds.num_points == 0 or image[0].shape[1] != dim:
         return None
-    sides, pixel = clouds.sides, None
+    (whole, places), sides, pixel = image, clouds.sides, None
     if sides is None:
-        whole = cast(Tensor, clouds.grid if clouds.raster is None else clouds.raster)
         sides = tuple(whole.amax(dim=0).tolist())
         pixel = clouds.batch
         for axis, side in enumerate(sides):
@@ -403,7 +402,7 @@ def _lattice(clouds: PointClouds) -> tuple[Tensor, tuple[int, ...], Tensor | Non
             return None
     if min(sides) < 2:
         return None
-    steps, pos = clouds.steps(), clouds.pos.detach().double()
+    steps, pos = clouds.steps(places), clouds.pos.detach().double()
     # Only as far as rounding goes, since the images of a batch have the outputs that they have alone.
     rounding = torch.finfo(clouds.pos.dtype).eps
     near = min(_REGULAR, 64 * rounding) * steps.norm(dim=-1).min() + 4 * rounding * pos.abs().max()

@@ -112,10 +112,10 @@ class Coarse(Movable):
         **Equivariance.** Cells commute with quarter turns and reflections of the raster, and with all motions of the
         coordinates, which do not change the raster.
         """
-        place, grid, cloud = clouds.places(), clouds.grid if clouds.raster is None else clouds.raster, clouds.batch
-        if place is None or grid is None:
+        if (image := clouds.on_raster()) is None:
             needed = "grid [clouds, dim], or raster [clouds, dim] and pixel [points, dim]"
             raise ValueError(f"clouds: halving the sides of images needs the size of each, {needed}, got None")
+        (grid, place), cloud = image, clouds.batch
         halved, odd = (grid + 1) // 2, grid % 2
         sizes = halved.prod(dim=1)
         first, stride = sizes.cumsum(0) - sizes, halved.flip(1).cumprod(1).flip(1) // halved
@@ -184,7 +184,7 @@ def _centers(
     first, last = (pixel == 0).double(), (2 * pixel == sides - 1).double()
     middle = 2 * pixel + torch.where(sides % 2 == 1, (first - last) / 2, 0.5)
     found, there = (reduced(x.double()[points], cells, len(batch), "mean") for x in (clouds.pos, place))
-    return (found + ((middle - there)[:, None] @ clouds.steps()[batch])[:, 0]).to(clouds.pos.dtype)
+    return (found + ((middle - there)[:, None] @ clouds.steps(place)[batch])[:, 0]).to(clouds.pos.dtype)
 
 
 @outside_of_transforms

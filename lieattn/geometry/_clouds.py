@@ -164,15 +164,6 @@ class PointClouds(Movable):
         below = grid.flip(1).cumprod(1).flip(1) // grid.clamp(min=1)
         return grid, number[:, None] // below[self.batch] % grid[self.batch]
 
-    def steps(self, places: Int[Tensor, "points axes"]) -> Float[Tensor, "clouds axes dim"]:
-        """Return the steps from pixel to pixel along the axes of each image that fit its points best, in float64.
-
-        ``places`` are those of :meth:`on_raster`. Steps move with the points.
-        """
-        place, pos = (x.double() - self.mean(x.double())[self.batch] for x in (places, self.pos))
-        gram, moved = (self.sum(place[:, :, None] * x[:, None]) for x in (place, pos))
-        return torch.linalg.pinv(gram, rtol=1e-9, hermitian=True) @ moved
-
     @OnFirstUse
     def counts(self) -> Int[Tensor, " clouds"]:
         """Number of points of each cloud, ``[clouds]`` int64; computed on first use."""
@@ -398,6 +389,16 @@ def _check_grid(grid: Tensor, cloud: Tensor, num_clouds: int, dim: int) -> None:
         raise ValueError(f"grid: {got}; images that lack pixels have a raster and the pixel of each point instead")
     if (cloud[1:] < cloud[:-1]).any():
         raise ValueError("grid: images must be in raster order one after another, but batch is not sorted")
+
+
+def pixel_steps(clouds: PointClouds, places: Int[Tensor, "points axes"]) -> Float[Tensor, "clouds axes dim"]:
+    """Return the steps from pixel to pixel along the axes of each image that fit its points best, in float64.
+
+    ``places`` are those of :meth:`PointClouds.on_raster`. Steps move with the points.
+    """
+    place, pos = (x.double() - clouds.mean(x.double())[clouds.batch] for x in (places, clouds.pos))
+    gram, moved = (clouds.sum(place[:, :, None] * x[:, None]) for x in (place, pos))
+    return torch.linalg.pinv(gram, rtol=1e-9, hermitian=True) @ moved
 
 
 def _check_pixels(

@@ -22,7 +22,7 @@ from lieattn._core.checks import (
     shown,
 )
 from lieattn._core.contexts import transformed, without_autocast
-from lieattn.geometry._clouds import PointClouds, point_clouds, point_weights
+from lieattn.geometry._clouds import PointClouds, pixel_steps, point_clouds, point_weights
 from lieattn.geometry._frames import (
     FiniteFrames,
     Frames,
@@ -402,7 +402,7 @@ def _lattice(clouds: PointClouds) -> tuple[Tensor, tuple[int, ...], Tensor | Non
             return None
     if min(sides) < 2:
         return None
-    steps, pos = clouds.steps(places), clouds.pos.detach().double()
+    steps, pos = pixel_steps(clouds, places), clouds.pos.detach().double()
     # Only as far as rounding goes, since the images of a batch have the outputs that they have alone.
     rounding = torch.finfo(clouds.pos.dtype).eps
     near = min(_REGULAR, 64 * rounding) * steps.norm(dim=-1).min() + 4 * rounding * pos.abs().max()

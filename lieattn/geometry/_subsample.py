@@ -13,7 +13,7 @@ from torch import Tensor
 from lieattn._core.checks import check_arguments, check_choice, check_count, check_is, check_tensor
 from lieattn._core.contexts import outside_of_transforms
 from lieattn._core.numerics import counts, maxima, reduced
-from lieattn.geometry._clouds import PointClouds, as_coordinates, point_clouds
+from lieattn.geometry._clouds import PointClouds, as_coordinates, pixel_steps, point_clouds
 from lieattn.geometry._indices import Movable, check_indices, check_mask, first_true, members
 from lieattn.geometry._search import TIE_TOLERANCE, pairs_between
 
@@ -184,7 +184,7 @@ def _centers(
     first, last = (pixel == 0).double(), (2 * pixel == sides - 1).double()
     middle = 2 * pixel + torch.where(sides % 2 == 1, (first - last) / 2, 0.5)
     found, there = (reduced(x.double()[points], cells, len(batch), "mean") for x in (clouds.pos, place))
-    return (found + ((middle - there)[:, None] @ clouds.steps(place)[batch])[:, 0]).to(clouds.pos.dtype)
+    return (found + ((middle - there)[:, None] @ pixel_steps(clouds, place)[batch])[:, 0]).to(clouds.pos.dtype)
 
 
 @outside_of_transforms

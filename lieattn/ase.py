@@ -44,10 +44,10 @@ class Calculator(AseCalculator):
     Energies are in eV, forces :math:`-\partial E / \partial x_i` in eV/Å, and stresses
     :math:`(1 / V) \partial E / \partial \epsilon` in eV/Å³, where the strain ε moves atoms and cell. Stresses need
     cells that are periodic along all three vectors; for slabs, wires and molecules, ``get_stress`` raises ASE's
-    ``PropertyNotImplementedError``. Forces and stresses are exact derivatives, so dynamics conserve
-    energy up to the errors of time steps and rounding; use a network in float64, ``network.double()``, for long runs.
-    If the model has references of atoms (:class:`lieattn.models.Rescaled`), as a regressor measures them, energies are
-    at the level of its training data.
+    ``PropertyNotImplementedError``. Forces and stresses are exact derivatives, so dynamics conserve energy up to the
+    errors of time steps and rounding, which is small in float32 (docs/trained.md) and smaller in float64, with
+    ``network.double()``, which takes two to three times as long. If the model has references of atoms
+    (:class:`lieattn.models.Rescaled`), as a regressor measures them, energies are at the level of its training data.
     Results do not depend on where atoms are, nor in which image: if the network is invariant to translations, its
     positions are rounded around the origin (:meth:`lieattn.geometry.PointClouds.around_origin`).
 

@@ -44,7 +44,7 @@ def main(picoseconds: float = 1.0, root: str | None = None, name: str = "ethanol
         distances["frames of revised MD17"] = [pdist(frames[index].pos.numpy()) for index in range(len(frames))]
         values = [np.concatenate(one) for one in distances.values()]
         found = pyplot.hist(values, [i / 20 for i in range(16, 200)], density=True, histtype="step", label=[*distances])
-        pyplot.xlabel(f"distance of two atoms of {name}, Å")
+        pyplot.gca().set(xlabel=f"distance of two atoms of {name}, Å", ylabel="density, 1/Å")
         pyplot.legend()
         pyplot.savefig(f"{name}_distances.png", dpi=80)
         print(f"{2.5 * abs(np.diff(np.array(found[0]), axis=0)).sum():.1f} % of the distances are at other places")

@@ -45,8 +45,8 @@ class Calculator(AseCalculator):
     :math:`(1 / V) \partial E / \partial \epsilon` in eV/Å³, where the strain ε moves atoms and cell. Stresses need
     cells that are periodic along all three vectors; for slabs, wires and molecules, ``get_stress`` raises ASE's
     ``PropertyNotImplementedError``. Forces and stresses are exact derivatives, so dynamics conserve energy up to the
-    errors of time steps and rounding, which is small in float32 (docs/trained.md) and smaller in float64, with
-    ``network.double()``, which takes two to three times as long. If the model has references of atoms
+    errors of time steps and rounding. Those of rounding are small in float32 (docs/trained.md), and smaller in float64,
+    with ``network.double()``, which takes 1.2 to 2.5 times as long. If the model has references of atoms
     (:class:`lieattn.models.Rescaled`), as a regressor measures them, energies are at the level of its training data.
     Results do not depend on where atoms are, nor in which image: if the network is invariant to translations, its
     positions are rounded around the origin (:meth:`lieattn.geometry.PointClouds.around_origin`).

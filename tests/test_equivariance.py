@@ -152,6 +152,7 @@ LAYERS = {
         NetworkKernel(m.group, CHANNELS, 3, lifting=True), reduction="mean"
     ),
     "convolution, bumps": lambda m: GroupConvolution(BumpKernel(m.group, CHANNELS, 3, side=3), reduction="mean"),
+    "convolution, depthwise": lambda m: GroupConvolution(BumpKernel(m.group, CHANNELS, CHANNELS, depthwise=True)),
     "lifting, convolution, bumps": lambda m: GroupConvolution(BumpKernel(m.group, CHANNELS, 3, lifting=True, side=3)),
     "lifting, convolution, full attention": attentive("full", True),
     **{f"convolution, {kind} attention": attentive(kind, False) for kind in ("full", "input", "pose")},

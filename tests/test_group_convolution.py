@@ -33,7 +33,7 @@ from lieattn.nn import (
     grid_images,
     to_grid,
 )
-from lieattn.nn.relative import BumpKernel, ConvolutionKernel, NetworkKernel, TableKernel
+from lieattn.nn.relative import BumpKernel, NetworkKernel, TableKernel
 from lieattn.testing import assert_equivariant, random_cloud, randomize
 from tests.cases import GROUPS, SMALL_GROUPS, each, refuses, turns
 
@@ -321,33 +321,35 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 
 
 @pytest.mark.parametrize("lifting", [True, False], ids=["lifting", "group"])
-@pytest.mark.parametrize("form", ["full", "separable", "bumps"])
+@pytest.mark.parametrize("form", ["full", "separable", "bumps", "depthwise bumps"])
 @pytest.mark.parametrize("name", ["C3", "D3", "T"])
 def test_evaluations_of_a_kernel_agree(name, form, lifting):
     """Evaluation with the operator equals the sum over edges with the values of the kernel."""
     group = SMALL_GROUPS[name]
     pos, batch = random_cloud(group, 10, clouds=2)
     graph = lift(pos, group, Radius(1.5), batch=batch)
-    if form == "bumps":
-        kernel = BumpKernel(group, 2, 3, lifting=lifting, side=3)
+    if "bumps" in form:
+        kernel = BumpKernel(group, 2, 3 if form == "bumps" else 2, lifting=lifting, side=3, depthwise=form != "bumps")
     else:
         kernel = NetworkKernel(group, 2, 3, lifting=lifting, form=form, hidden=5)
     kernel = randomize(kernel.double())
     x = torch.randn(10, 1 if lifting else group.order, 2, dtype=torch.float64)
     with torch.no_grad():
-        out = kernel.convolve(x, graph)
-        torch.testing.assert_close(ConvolutionKernel.convolve(kernel, x, graph), out, rtol=1e-10, atol=1e-10)
+        out, psi, row = kernel.convolve(x, graph), kernel(graph).psi, graph.relative.row
+        messages = torch.einsum("eaboc,ebc->eao", psi if row is None else psi[row], x[graph.neighbors.source])
+        expected = torch.zeros_like(out).index_add(0, graph.neighbors.target, messages)
+        torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 @pytest.mark.parametrize("lifting", [True, False], ids=["lifting", "group"])
-@pytest.mark.parametrize("name", ["table", "full", "separable", "bumps"])
+@pytest.mark.parametrize("name", ["table", "full", "separable", "bumps", "depthwise bumps"])
 def test_dense_convolutions_of_rasters_equal_those_over_lists(name, lifting, reduction):
     group = dihedral(4)
     if name == "table":
         kernel = TableKernel.square(group, 2, 3, 3, lifting=lifting)
-    elif name == "bumps":
-        kernel = BumpKernel(group, 2, 3, lifting=lifting)
+    elif "bumps" in name:
+        kernel = BumpKernel(group, 2, 3 if name == "bumps" else 2, lifting=lifting, depthwise=name != "bumps")
     else:
         kernel = NetworkKernel(group, 2, 3, lifting=lifting, form=name)
     layer = randomize(GroupConvolution(kernel, reduction=reduction)).double()

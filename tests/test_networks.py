@@ -539,6 +539,11 @@ NETWORKS = {
     ),
     "image_turned": (lambda: image(cyclic(8), Radius(1.5)), lambda: pixels(5), "C8"),
     "image_holes": (lambda: image(dihedral(8), Radius(2.0), pool="none"), lambda: holed(5), "D8"),
+    "image_separable": (
+        lambda: image(cyclic(8), Radius(2.0), options=ImageOptions(convolution="separable")),
+        lambda: [*holed(5), *pixels(4)],
+        "C8",
+    ),
     "image_squares": (lambda: image(dihedral(4), PixelSquare(3), vector_inputs=("vel",)), lambda: windy(6), "D4"),
     "image_points": (
         lambda: image(tetrahedral(), Radius(2.0), in_channels=2, pool="none", kind="vector", channels=(2, 4)),

@@ -333,27 +333,32 @@ class Stencil(Movable):
     pixel: Tensor | None
 
     def convolve(
-        self, x: Float[Tensor, "points frames inputs"], kernel: Float[Tensor, "rows fiber frames outputs inputs"]
+        self, x: Float[Tensor, "points frames inputs"], kernel: Float[Tensor, "rows fiber *channels"]
     ) -> Float[Tensor, "points fiber outputs"]:
-        """Return the sums over the neighbors of the products with a kernel, which has a row for each edge, or kind."""
+        """Return the sums over the neighbors of the products with a kernel, which has a row for each edge, or kind.
+
+        It is ``[rows, fiber, frames, outputs, inputs]``, or ``[rows, fiber, channels]`` for products within each frame
+        and channel.
+        """
         windows = self.graph.num_points // math.prod(self.window)
-        fiber, frames, out, width = kernel.shape[1:]
-        rows = kernel.permute(0, 1, 3, 2, 4).flatten(1)
+        fiber, within = kernel.shape[1], kernel.ndim == 3
         if (row := self.graph.relative.row) is not None:
-            rows = rows.index_select(0, row)
+            kernel = kernel.index_select(0, row)
+        rows = kernel.flatten(1) if within else kernel.permute(0, 1, 3, 2, 4).flatten(1)
         dense = rows.new_zeros(windows * math.prod(self.window), rows.shape[1]).index_copy(0, self.place, rows)
-        dense = dense.view(windows, -1, fiber * out, frames * width).permute(0, 2, 3, 1)
-        dense = dense.reshape(windows * fiber * out, frames * width, *self.window)
-        pixels = x.reshape(len(x), -1)
+        outputs = fiber * kernel.shape[2 if within else 3]
+        dense = dense.view(windows, -1, outputs, rows.shape[1] // outputs).permute(0, 2, 3, 1)
+        dense = dense.reshape(windows * outputs, -1, *self.window)
+        pixels = x.expand(-1, fiber, -1).flatten(1) if within else x.flatten(1)
         if self.pixel is not None:  # missing pixels are zeros, which add nothing
             pixels = pixels.new_zeros(self.degree.numel(), pixels.shape[1]).index_copy(0, self.pixel, pixels)
         # The channels stay innermost in memory, as in a field of points.
         planes = pixels.view(-1, *self.sides, pixels.shape[1]).movedim(-1, 1)
         # Windows that differ between images are those of separate channels of a single image.
         planes = planes if windows == 1 else planes.reshape(1, -1, *self.sides)
-        padding = [side // 2 for side in self.window]
-        summed = CONVOLUTIONS[len(self.sides)](planes, dense, padding=padding, groups=windows)
-        found = summed.view(-1, fiber * out, *self.sides).movedim(1, -1).reshape(-1, fiber, out)
+        padding, groups = [side // 2 for side in self.window], windows * (outputs if within else 1)
+        summed = CONVOLUTIONS[len(self.sides)](planes, dense, padding=padding, groups=groups)
+        found = summed.view(-1, outputs, *self.sides).movedim(1, -1).reshape(-1, fiber, outputs // fiber)
         return found if self.pixel is None else found.index_select(0, self.pixel)
 
     def degrees(self, points: int) -> Float[Tensor, " points"]:

@@ -104,8 +104,13 @@ class GroupConvolution(TiedWeights):
         """
         x, stencil = input_of(self.kernel, x, graph), graph.terms
         if isinstance(stencil, Stencil):
-            psi = measured(self.kernel(stencil.graph), stencil.graph, "none", x.dtype).psi
-            summed = stencil.convolve(x, self.measure * cast(Tensor, psi))
+            parts = self.kernel.separated(stencil.graph, x)
+            if parts is None:
+                terms = self.kernel(stencil.graph)
+            else:
+                terms, x = RelativeTerms(psi=parts[0][:, :, None, None], row=stencil.graph.relative.row), parts[1]
+            psi = cast(Tensor, measured(terms, stencil.graph, "none", x.dtype).psi)
+            summed = stencil.convolve(x, self.measure * (psi if parts is None else psi.flatten(2)))
             degree = stencil.degrees(len(x))
         else:
             summed, degree = self.measure * self.kernel.convolve(x, graph), graph.degree

@@ -48,6 +48,9 @@ class ImageOptions:
     mlp_ratio, dropout
         Ratio of the hidden channels of a block to its channels; dropout probability after both branches of a block, and
         for the attention weights.
+    convolution
+        ``"full"``, or ``"separable"``: a depthwise convolution, then a group-tied network with one hidden layer, at a
+        smaller cost.
     reduction
         Reduction over the cells of a pooling, ``"max"`` or ``"mean"``.
     window
@@ -59,6 +62,7 @@ class ImageOptions:
 
     mlp_ratio: int = 2
     dropout: float = 0.0
+    convolution: Literal["full", "separable"] = "full"
     reduction: Literal["max", "mean"] = "max"
     window: Neighborhood | None = None
     length: float | None = None
@@ -194,8 +198,7 @@ class ImageTransformer(LiftedNetwork):
         self.stem = FieldBatchNorm(widths[0])
         sizes: dict[str, Any] = {"mlp_ratio": options.mlp_ratio, "dropout": options.dropout}
         stages: list[list[nn.Module]] = [
-            [_ConvolutionBlock(group, width, options.dropout) for _ in range(count)]
-            for width, count in zip(widths, blocks, strict=True)
+            [_block(group, width, options) for _ in range(count)] for width, count in zip(widths, blocks, strict=True)
         ]
         attention = [FramewiseBlock(group, widths[-1], heads=heads, **sizes) for _ in stages[-1]]
         stages[-1] = [part for pair in zip(stages[-1], attention, strict=True) for part in pair]
@@ -274,6 +277,12 @@ class ImageTransformer(LiftedNetwork):
         return GroupField(self.norm(x), first)
 
 
+def _block(group: FiniteGroup, channels: int, options: ImageOptions) -> nn.Module:
+    if options.convolution == "full":
+        return _ConvolutionBlock(group, channels, options.dropout)
+    return _SeparableBlock(group, channels, options.mlp_ratio, options.dropout)
+
+
 class _ConvolutionBlock(nn.Module):
     """Residual block: normalization, activation, and a group convolution over the neighborhood."""
 
@@ -287,6 +296,25 @@ class _ConvolutionBlock(nn.Module):
         self, x: Float[Tensor, "points fiber channels"], graph: LiftedGraph
     ) -> Float[Tensor, "points fiber channels"]:
         return x + self.dropout(self.convolution(F.gelu(self.norm(x)), graph))
+
+
+class _SeparableBlock(nn.Module):
+    """Residual block: a depthwise convolution over the neighborhood, then a group-tied network with one hidden layer."""
+
+    def __init__(self, group: FiniteGroup, channels: int, mlp_ratio: int, dropout: float) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = FieldBatchNorm(channels), FieldBatchNorm(channels)
+        kernel = BumpKernel(group, channels, channels, depthwise=True)
+        self.convolution = GroupConvolution(kernel, measure=_GAIN, reduction="mean")
+        self.linear1 = GroupLinear(group, channels, mlp_ratio * channels)
+        self.linear2 = GroupLinear(group, mlp_ratio * channels, channels)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self, x: Float[Tensor, "points fiber channels"], graph: LiftedGraph
+    ) -> Float[Tensor, "points fiber channels"]:
+        y = self.norm2(self.convolution(self.norm1(x), graph))
+        return x + self.dropout(self.linear2(F.gelu(self.linear1(y))))
 
 
 T = TypeVar("T")

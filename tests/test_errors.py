@@ -449,6 +449,7 @@ CASES = [
     ("nn.relative.NetworkKernel.convolve", ValueError, {"x": [zeros(6, 4, 3)]}),
     ("nn.relative.BumpKernel.convolve", ValueError, {"x": [zeros(6, 4, 3)]}),
     ("nn.relative.BumpKernel", ValueError, {"side": [1]}),
+    ("nn.relative.BumpKernel", ValueError, {"out_channels": 3, "depthwise": True}, "depthwise", "4 and 3"),
     ("nn.relative.BumpKernel", ValueError, {"init_scale": [0.0]}),
     (
         "ops.attentive_sums",

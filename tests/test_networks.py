@@ -541,7 +541,7 @@ NETWORKS = {
     "image_holes": (lambda: image(dihedral(8), Radius(2.0), pool="none"), lambda: holed(5), "D8"),
     "image_separable": (
         lambda: image(cyclic(8), Radius(2.0), options=ImageOptions(convolution="separable")),
-        lambda: [*holed(5), *pixels(4)],
+        lambda: holed(5),
         "C8",
     ),
     "image_squares": (lambda: image(dihedral(4), PixelSquare(3), vector_inputs=("vel",)), lambda: windy(6), "D4"),

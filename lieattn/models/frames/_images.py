@@ -299,7 +299,7 @@ class _ConvolutionBlock(nn.Module):
 
 
 class _SeparableBlock(nn.Module):
-    """Residual block: a depthwise convolution over the neighborhood, then a group-tied network with one hidden layer."""
+    """Residual block: a depthwise convolution over the neighborhood, then a group-tied network with a hidden layer."""
 
     def __init__(self, group: FiniteGroup, channels: int, mlp_ratio: int, dropout: float) -> None:
         super().__init__()

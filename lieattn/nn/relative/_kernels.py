@@ -353,9 +353,9 @@ class BumpKernel(ExactConstants, ConvolutionKernel):
     where v = h_a⁻¹(x_j - x_i) / length, and c_m are the points of a lattice of spacing s in the cube from -1 to 1. With
     five points on a side, upright frames have about a free number for each of 5 x 5 pixels.
 
-    With ``depthwise``, A has the same diagonal matrix for q = e, and zeros for other q: the convolution is within each
-    frame and channel, at a cost that is smaller by the number of frames and channels. Followed by group-tied maps, it is
-    a separable group convolution (Knigge et al., arXiv 2110.13059).
+    With ``depthwise``, A is a diagonal matrix for q = e and zero for other q: the convolution is within each frame and
+    channel, and its cost is less by the numbers of frames and channels. Together with group-tied maps, it is a
+    separable group convolution (Knigge et al., arXiv 2110.13059).
 
     **Equivariance.** That of :class:`RelativeFunction`.
 

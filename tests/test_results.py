@@ -219,6 +219,7 @@ def test_the_summary_of_peers_has_the_means_of_all_runs():
         ("upright_training", "| network | steps | rotated |", {"steps": 0, "test": 1, "validations": 1}),
         ("few_clothes", "| network | steps | rotated clothes |", {"steps": 0, "test": 1, "upright": 1}),
         ("ablations", "| variant | parameters | steps | accuracy |", {"parameters": 0, "steps": 0, "test": 2}),
+        ("convolutions", "| blocks of 200 seconds |", {"parameters": 0, "steps": 0, "validations": 2, "test": 2}),
     ],
 )
 def test_comparisons_of_images_are_those_of_the_record(name, head, columns):
@@ -232,7 +233,7 @@ def test_comparisons_of_images_are_those_of_the_record(name, head, columns):
         least = {key: f"{min(cell[key] for cell in cells):,}" for key, digits in columns.items() if not digits}
         shares = {key: [f"{100 * cell[key]:.{columns[key]}f}" for cell in cells] for key in columns if columns[key]}
         expected.append([*least.values(), *(f"{', '.join(values)} %" for values in shares.values())])
-    page = "records/trials.md" if name == "ablations" else "images.md"
+    page = "records/trials.md" if name in ("ablations", "convolutions") else "images.md"
     assert sorted(row[1:] for row in printed(page, head)) == sorted(expected)
 
 

@@ -216,6 +216,7 @@ def test_the_summary_of_peers_has_the_means_of_all_runs():
     ("name", "head", "columns"),
     [
         ("ten_minutes", "| network | parameters | steps | accuracy |", {"parameters": 0, "steps": 0, "test": 2}),
+        ("an_hour", "| network, an hour | steps | accuracy |", {"steps": 0, "test": 2}),
         ("upright_training", "| network | steps | rotated |", {"steps": 0, "test": 1, "validations": 1}),
         ("few_clothes", "| network | steps | rotated clothes |", {"steps": 0, "test": 1, "upright": 1}),
         ("ablations", "| variant | parameters | steps | accuracy |", {"parameters": 0, "steps": 0, "test": 2}),

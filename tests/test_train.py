@@ -288,10 +288,11 @@ def test_plateau_follows_the_validation(tmp_path):
     # The first epoch is the best. The third epoch is the second one without improvement.
     rising = [(step + 1) / steps for step in range(steps)]
     assert factors == pytest.approx(rising + [1.0] * 2 * steps + [0.5] * steps)
-    rates = Rates()
     options = {"check_val_every_n_epoch": 2, "limit_train_batches": 1}
-    fit(tmp_path, schedule=Plateau(patience=0, gamma=0.5), more=[rates], max_epochs=7, rate=1e-6, **options)
-    assert [rate / 1e-6 for rate in rates.rates] == [1.0] * 4 + [0.5] * 2 + [0.25]
+    for loss in (False, True):
+        rates, schedule = Rates(), Plateau(patience=0, gamma=0.5, loss=loss)
+        fit(tmp_path, schedule=schedule, more=[rates], max_epochs=7, rate=1e-6, **options)
+        assert [rate / 1e-6 for rate in rates.rates] == [1.0] * 4 + [0.5] * 2 + [0.25]
     rates = Rates()
     schedule = Plateau(patience=0, gamma=0.5)
     fit(tmp_path, schedule=schedule, more=[rates], max_epochs=3, rate=1e-6, accumulate_grad_batches=2)
@@ -681,6 +682,7 @@ def assert_same(one: PointSetClassifier, other: PointSetClassifier) -> None:
         {"val_check_interval": 2},
         pytest.param({"precision": "64-true"}, marks=pytest.mark.slow),
         {"schedule": Plateau(0, 0.5), "val_check_interval": 0.5, "crash": 4},
+        {"schedule": Plateau(0, 0.5, loss=True), "val_check_interval": 0.5, "crash": 4},
         *(
             pytest.param({"schedule": schedule, "crash": crash}, marks=() if crash == 7 else pytest.mark.slow)
             for schedule in (Plateau(0, 0.5, warmup_epochs=1.2), MultiStep([1, 2], warmup_epochs=2, warmup_per="epoch"))

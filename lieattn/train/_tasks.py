@@ -67,6 +67,7 @@ class _WatchedValidation(LightningModule):
     """Name of the logged number that measures the quality, and ``"max"`` or ``"min"`` for its best value."""
 
     _validated = False  # whether there was a validation that the plateau has not seen
+    _watches: str | None = None  # the logged number that the scheduler of a plateau is shown
 
     def on_validation_epoch_end(self) -> None:
         """Note that there is a new validation."""
@@ -82,13 +83,14 @@ class _WatchedValidation(LightningModule):
 
     def _unseen(self) -> float | None:
         """The value of a validation that the plateau has not seen, to be stored in a checkpoint."""
-        found = self.trainer.callback_metrics.get(self.monitor[0]) if self._validated else None
+        found = self.trainer.callback_metrics.get(self._watches or "") if self._validated else None
         return None if found is None else float(found)
 
     def _show(self, unseen: float | None) -> None:
         """Restore the unseen validation of a checkpoint, or NaN if there is none, since Lightning needs a value."""
-        self._validated = unseen is not None
-        self.trainer.callback_metrics[self.monitor[0]] = torch.tensor(math.nan if unseen is None else unseen)
+        if self._watches is not None:
+            self._validated = unseen is not None
+            self.trainer.callback_metrics[self._watches] = torch.tensor(math.nan if unseen is None else unseen)
 
 
 class _CapturedSteps(LightningModule):
@@ -235,7 +237,7 @@ class PointSetTask(WideStatistics, Recorded, _WatchedValidation, _CapturedSteps,
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Make the optimizer, and the schedule if the rate changes."""
-        groups = self._parameter_groups()
+        groups, self._watches = self._parameter_groups(), None
         try:
             optimizer = self.make_optimizer(groups)
         except (TypeError, ValueError) as error:
@@ -255,6 +257,7 @@ class PointSetTask(WideStatistics, Recorded, _WatchedValidation, _CapturedSteps,
             found = "trainer.limit_val_batches 0" if self.trainer.limit_val_batches == 0 else "no data.val"
             raise UsageError(f"schedule: expected validations, which a plateau watches, got {found}")
         schedulers: Any = self.schedule.schedulers(optimizer, steps, per_epoch, batches, self.monitor)
+        self._watches = schedulers[-1].get("monitor")
         return [optimizer], schedulers
 
     def _parameter_groups(self) -> list[Any]:
@@ -341,8 +344,7 @@ class PointSetTask(WideStatistics, Recorded, _WatchedValidation, _CapturedSteps,
         """Restore the random generators from the checkpoint; each process draws its own numbers."""
         _resume_accumulation(self.trainer)
         set_random_states(self._random, self.trainer.global_rank)
-        if isinstance(self.schedule, Plateau):
-            self._show(self._watched)
+        self._show(self._watched)
         self._random = self._watched = None
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:

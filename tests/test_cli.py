@@ -393,6 +393,11 @@ def test_the_best_validation_is_told_and_replaces_a_damaged_checkpoint(home, cap
     assert "last.ckpt is damaged" in (told := capsys.readouterr().err)
     assert told.endswith("to continue from runs/checkpoints/best.ckpt, the best validation before: --ckpt_path best\n")
     assert main(["fit", "--config=run.yaml", "--ckpt_path=best", "--trainer.max_epochs=2"]) == 0
+    Path("runs").rename("moved")
+    capsys.readouterr()
+    again = ["--trainer.default_root_dir=moved", "--ckpt_path=last", "--trainer.max_epochs=3"]
+    assert main(["fit", "--config=run.yaml", *again]) == 0
+    assert "dirpath has changed" not in capsys.readouterr().err
 
 
 def test_a_run_without_a_validation_has_a_last_checkpoint_only(home, capsys):

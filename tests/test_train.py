@@ -974,6 +974,14 @@ def test_of_equal_accuracies_the_best_is_that_with_the_lowest_loss(tmp_path):
     again.load_state_dict(best.state_dict())
     assert again._loss == min(losses)
 
+    # A folder that was renamed with its checkpoints is that of the same run, whose best validation is not replaced.
+    moved = (tmp_path / "ours").rename(tmp_path / "theirs")
+    again = _training._Best(moved, "best", **options)
+    again.on_load_checkpoint(SimpleNamespace(ckpt_path=moved / "last.ckpt"), None, {})
+    again.load_state_dict(best.state_dict())
+    assert again.best_model_score == best.best_model_score
+    assert [*again.best_k_models] == [again.best_model_path] == [str(moved / "best.ckpt")]
+
 
 @pytest.mark.parametrize(
     ("radius", "note"),

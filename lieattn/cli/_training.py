@@ -264,6 +264,7 @@ class _Best(ModelCheckpoint):
     """Keeps the best validation and, of equal ones, such as accuracies of a few clouds, that with the lowest loss."""
 
     _loss = -math.inf  # of the best validation
+    _continues = False  # whether the checkpoint that is loaded is in the folder of this run
 
     @property
     def state_key(self) -> str:
@@ -282,8 +283,16 @@ class _Best(ModelCheckpoint):
         """The state of the base class, and the loss."""
         return {**super().state_dict(), "loss": self._loss}
 
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Note where the checkpoint is, since the folder of a run may have had another name or place."""
+        self._continues = Path(trainer.ckpt_path or "").resolve().parent == Path(self.dirpath or "")
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue; a state without a loss is of an earlier version, which kept the first one."""
+        best = Path(self.dirpath or "", Path(state_dict["best_model_path"]).name)
+        if self._continues and best.is_file():  # otherwise a worse validation would replace it
+            paths = {"dirpath": self.dirpath, "best_model_path": str(best), "kth_best_model_path": str(best)}
+            state_dict = {**state_dict, **paths, "best_k_models": {str(best): state_dict["best_model_score"]}}
         super().load_state_dict(state_dict)
         self._loss = state_dict.get("loss", -math.inf)
 

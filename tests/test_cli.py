@@ -59,6 +59,11 @@ class Clouds(Dataset):
 
     classes = ("even", "odd")
     files = ["a.txt", "b.txt", "c, d.txt", "e.txt"]
+
+
+class Plain(Clouds):
+    def __init__(self):
+        super().__init__()
 """
 
 
@@ -78,7 +83,7 @@ def folder_of_user(place: Path) -> None:
     }
     content = {
         "model": {"class_path": "PointSetClassifier", "init_args": {"classes": 2, "network": network}},
-        "data": {split: "mydata.Clouds" for split in ("train", "val", "test")},
+        "data": {"train": "mydata.Clouds", "val": "mydata.Clouds", "test": "mydata.Plain"},
         "trainer": {
             "accelerator": "cpu",
             "max_epochs": 1,

@@ -212,7 +212,8 @@ def test_clouds(entry: dict[str, Any], network: nn.Module, options: argparse.Nam
         named = f"{options.data}({', '.join(setting.removeprefix('data.') for setting in options.settings)})"
     elif not options.random and (entry["config"].get("data") or {}).get("test") is not None:
         dataset, spec = load_data(options.checkpoint, "test", options.trust), entry["config"]["data"]["test"]
-        named = f"{spec['class_path']}({', '.join(f'{key}={value}' for key, value in spec['init_args'].items())})"
+        given = ", ".join(f"{key}={value}" for key, value in spec.get("init_args", {}).items())
+        named = f"{spec['class_path']}({given})"
     else:
         clouds = random_clouds(entry["input"], options.clouds, options.seed, network)
         drawn = "a random cloud" if options.clouds == 1 else f"{options.clouds} random clouds"

@@ -272,13 +272,15 @@ def test_words_for_matrices(matrix, words, name):
 
 
 def test_pictures_of_a_run_show_its_last_training_and_its_predictions(tmp_path):
-    """A continued part replaces what was logged after its start; masked labels are no class."""
+    """A continued part replaces what was logged after its start, a validation nothing; masked labels are no class."""
     for version, steps in ((2, (4, 9, 14)), (10, (9, 19))):
         folder = tmp_path / f"csv/version_{version}"
         folder.mkdir(parents=True)
         rows = [f"{step // 5},{step},{step + version / 100},,\n{step // 5},{step},,0.5,0.25" for step in steps]
         text = "\n".join(["epoch,step,train/loss_epoch,val/loss,val/accuracy", *rows])
         (folder / "metrics.csv").write_text(text + "\n")
+    (tmp_path / "csv/version_12").mkdir()  # of a validation, whose step is 0
+    (tmp_path / "csv/version_12/metrics.csv").write_text("epoch,step,val/accuracy,val/loss\n0,0,0.1,0.9\n")
     (tmp_path / "csv/version_11").mkdir()  # of a run that ended before its first number
     (tmp_path / "csv/version_11/metrics.csv").write_text("epoch,step,train/loss_epoch\n")
     labels = [(0, 0), (0, 1), (1, 1), (-1, 1)]

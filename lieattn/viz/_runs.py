@@ -54,7 +54,10 @@ def _version(path: Path) -> int:
 
 
 def _history(parts: Sequence[Path]) -> dict[str, list[tuple[float, float]]]:
-    """Steps and values of all logged numbers. A part replaces what earlier parts logged from its first step on."""
+    """Steps and values of all logged numbers. A part replaces what earlier parts logged from its first step on.
+
+    Parts that are no training, such as those of ``lieattn validate``, are left out.
+    """
     found: dict[str, list[tuple[float, float]]] = {}
     for part in parts:
         with part.open(newline="", encoding="utf-8") as file:
@@ -64,9 +67,10 @@ def _history(parts: Sequence[Path]) -> dict[str, list[tuple[float, float]]]:
             for name in (rows[0] if rows else ())
         }
         names = [name for name in logged if name.startswith(("train/", "val/")) and logged[name]]
-        if names:
-            first = min(logged[name][0][0] for name in names)
-            found = {name: [pair for pair in pairs if pair[0] < first] for name, pairs in found.items()}
+        if not any(name.startswith("train/") for name in names):
+            continue
+        first = min(logged[name][0][0] for name in names)
+        found = {name: [pair for pair in pairs if pair[0] < first] for name, pairs in found.items()}
         for name in names:
             found.setdefault(name.removesuffix("_epoch"), []).extend(logged[name])
     return {name: pairs for name, pairs in found.items() if pairs}

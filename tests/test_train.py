@@ -1638,6 +1638,8 @@ def test_evaluation_needs_nothing_but_the_checkpoint(finished, tmp_path, monkeyp
     network = load_network(checkpoint, TRUST)
     with torch.no_grad():
         logits = network(next(iter(PointSetData(predict=ToyClouds(), batch_size=BATCH).predict_dataloader())))
+    assert main(["predict", f"--ckpt_path={checkpoint}", *quiet, "--trainer.default_root_dir", "runs"]) == 0
+    assert Path("runs/predictions.csv").is_file()
     assert len(rows) == ITEMS
     assert [int(row["predicted"]) for row in rows[:BATCH]] == logits.argmax(dim=1).tolist()
     assert float(rows[0]["logit_1"]) == pytest.approx(logits[0, 1].item(), abs=1e-6)

@@ -103,12 +103,13 @@ class TrainingCommand(LightningCLI):
 
     def __init__(self, name: str, arguments: Sequence[str], settings: Any = None, task: Any = None) -> None:
         self._name, self._checked = name, settings is not None
+        root = _ROOT if name == "fit" else None  # results of a checkpoint stand with its run, unless a folder is given
         super().__init__(
             task or train.PointSetTask,
             train.PointSetData,
             trainer_class=_Trainer,
             subclass_mode_model=task is None,
-            trainer_defaults={"default_root_dir": _ROOT, "max_epochs": 100, "inference_mode": False},  # for forces
+            trainer_defaults={"default_root_dir": root, "max_epochs": 100, "inference_mode": False},  # for forces
             seed_everything_default=0,
             save_config_kwargs={"overwrite": True},
             auto_configure_optimizers=False,
@@ -151,8 +152,8 @@ class TrainingCommand(LightningCLI):
         """Find the checkpoints, and keep the resolved configuration."""
         settings = self.config[self.subcommand]
         self._paths = _checkpoints(self._name, settings)
-        if self._name != "fit" and settings.trainer.default_root_dir == _ROOT and len(self._paths) == 1:
-            folder = Path(self._paths[0]).parent  # results stand with the run
+        if settings.trainer.default_root_dir is None:
+            folder = Path(self._paths[0]).parent if len(self._paths) == 1 else Path()
             settings.trainer.default_root_dir = str(folder.parent if folder.name == "checkpoints" else _ROOT)
         try:
             self._checkpoint = train.read_checkpoint(self._paths[0]) if self._paths else None
@@ -398,7 +399,7 @@ def _run_of(run: Any, path: str) -> dict[str, Any]:
 
 def _folder(settings: Any) -> Path:
     """Folder of the checkpoints."""
-    return Path(settings.last.dirpath or Path(settings.trainer.default_root_dir) / "checkpoints")
+    return Path(settings.last.dirpath or Path(settings.trainer.default_root_dir or _ROOT) / "checkpoints")
 
 
 def _callbacks(settings: Any, monitor: tuple[str, str]) -> list[Callback]:

@@ -733,10 +733,12 @@ def test_command_says_when_nothing_is_promised(tmp_path, capsys):
         "random": None,
     }
     weights = {f"network.{name}": value for name, value in network.state_dict().items()}
-    torch.save({KEY: entry, "state_dict": {**weights, "scale_force": torch.tensor(2.5)}}, path := str(tmp_path / "c"))
+    weights |= {"scale_force": torch.tensor(5.0), "scale_y": torch.tensor(3.0), "gain": torch.tensor(0.5)}
+    torch.save({KEY: entry, "state_dict": weights}, path := str(tmp_path / "c"))
     assert main(["certify", path, "--trust", "tests", "--dtype", "float32", "--outside", "1", "--clouds", "2"]) == 0
     printed = capsys.readouterr().out
-    for told in ("2 random clouds of 5 points", "1 in the outputs is 2.5 in the units of force", "group: none"):
+    units = [f"1 in the outputs is {number} in the units of {name}" for name, number in (("force", 2.5), ("y", 3))]
+    for told in ("2 random clouds of 5 points", *units, "group: none"):
         assert told in printed
     assert "no exact guarantee" in printed
 

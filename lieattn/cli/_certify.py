@@ -33,6 +33,7 @@ from lieattn.cli._target import (
 )
 from lieattn.groups import Group
 from lieattn.io import load, replace_text, trained_cards
+from lieattn.models import EnergyForceStress
 from lieattn.train import UsageError, load_network, read_checkpoint
 
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in TOLERANCES}
@@ -170,8 +171,10 @@ def _text(certificate: Certificate, source: str, weights: dict[str, Tensor]) -> 
     ]
     for key, scale in weights.items():
         if key.startswith("scale_"):  # the scale of a target of a regressor
-            numbers = ", ".join(f"{number:.4g}" for number in scale.flatten().tolist())
-            lines.append(f"units: 1 in the outputs is {numbers} in the units of {key.removeprefix('scale_')}")
+            name = key.removeprefix("scale_")
+            gain = float(weights.get("gain", 1.0)) if name in EnergyForceStress._fields else 1.0
+            numbers = ", ".join(f"{gain * number:.4g}" for number in scale.flatten().tolist())
+            lines.append(f"units: 1 in the outputs is {numbers} in the units of {name}")
     unique = [] if certificate.unique is None else [_UNIQUE[certificate.unique]]
     told = [str(diagnosis) for diagnosis in certificate.diagnoses]
     verdict = _VERDICTS[certificate.verdict].format(failure=certificate.failure)

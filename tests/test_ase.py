@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import Subset
 from torch_geometric.data import Batch, Data
 
 import lieattn
@@ -204,8 +205,9 @@ def test_energies_are_at_the_level_of_the_training_data(tmp_path, targets, exten
     task = PointSetRegressor(model, targets, extensive=[name] if extensive else [], **options).eval()
     data = ExtendedXYZ(path, "all")
     assert data[0].energy.dtype == torch.float64
-    task.measure(data)
-    assert f"references of {name}  {{1: -13.637, 8: -2041.4}}" in str(task.model)
+    for given in (Subset(data, range(len(data))), data):
+        task.measure(given)
+        assert f"references of {name}  {{1: -13.637, 8: -2041.4}}" in str(task.model)
     lieattn.save(task.model, tmp_path / "model")
     again = PointSetRegressor(copy.deepcopy(model), targets, extensive=[name] if extensive else [], **options).eval()
     again.load_state_dict(task.state_dict())

@@ -212,7 +212,10 @@ class PointSetRegressor(PointSetTask):
         if not items:
             raise ValueError("data: expected clouds to measure the targets on, got an empty training set")
         items = agreeing(items)
-        named: Any = getattr(getattr(data, "source", data), "target_names", None)
+        described: Any = data
+        while described is not None and not hasattr(described, "target_names"):  # a Subset, for example
+            described = getattr(described, "source", getattr(described, "dataset", None))
+        named = getattr(described, "target_names", None)
         energies = {"energy", *self.extensive, *(["y"] if named == ("energy",) else [])}
         scales: dict[str, Tensor] = {}
         for name in self.targets:

@@ -27,6 +27,7 @@ from lieattn._core.checks import (
     check_arguments,
     check_count,
     check_is,
+    check_last,
     check_length,
     check_tensor,
     kind,
@@ -370,6 +371,7 @@ class Standardize(BaseTransform):
 
     def forward(self, data: Data) -> Data:
         """Scale the features and return the data. Calling the transform changes a copy."""
+        check_last("data.x", data.x, tuple(self.mean.shape), "this mean")  # that of integers would be rounded
         data.x = (data.x - self.mean.to(data.x)) / self.std.to(data.x)
         return data
 

@@ -311,6 +311,8 @@ CASES = [
     (lambda: transforms.radius(POS, POS, 1.0, *[POS[:, 0]] * 2), TypeError, {}, "batch_x", "float32"),
     (lambda: transforms.FarthestPoints(2.0), ValueError, {}, "ratio", "2.0"),
     (lambda: transforms.Standardize(zeros(2), zeros(2)), ValueError, {}, "mean, std", "[0., 0.]"),
+    (lambda: transforms.Standardize(zeros(2), POS[0].exp())(Data(x=POS.long())), TypeError, {}, "data.x", "int64"),
+    (lambda: transforms.Standardize(zeros(2), POS[0].exp())(Data(x=POS[:, :1])), ValueError, {}, "data.x", "(6, 1)"),
     (lambda: transforms.from_offsets(OFFSETS | {"offset": torch.tensor([2, 5])}), ValueError, {}, "offset", "[2, 5]"),
     (lambda: transforms.from_offsets(OFFSETS | {"offset": torch.tensor([6, 4, 6])}), ValueError, {}, "offset", "[6, 4"),
     (lambda: transforms.from_offsets(OFFSETS | {"offset": POS[0]}), TypeError, {}, "offset", "float32"),

@@ -1122,8 +1122,8 @@ def test_an_assertion_shows_the_layer():
         assert_certified(3, clouds(), E(3))
 
 
-def monitored(network: nn.Module, epochs: int = 1, **options) -> list[tuple[int, int, float]]:
-    """Train a network, and return what is logged: the epoch, the number of clouds, and the error."""
+def monitored(network: nn.Module, epochs: int = 1, every: int = 1, **options) -> list[tuple[int, int, float]]:
+    """Train a network, validated in some epochs, and return what is logged: epoch, number of clouds, and error."""
     lightning = pytest.importorskip("lightning.pytorch")
     from lieattn.train import EquivarianceMonitor
 
@@ -1147,9 +1147,10 @@ def monitored(network: nn.Module, epochs: int = 1, **options) -> list[tuple[int,
             found.append((self.current_epoch, batch_size, float(value)))
             assert name == "equivariance_error"
 
-    trainer = quiet_trainer(max_epochs=epochs, callbacks=[EquivarianceMonitor(elements=1, **options)])
+    monitor = EquivarianceMonitor(elements=1, **options)
+    trainer = quiet_trainer(max_epochs=epochs, check_val_every_n_epoch=every, callbacks=[monitor])
     with warnings.catch_warnings(action="ignore"):
-        trainer.fit(Task(), *(DataLoader(clouds(), batch_size=2) for _ in range(2)))
+        trainer.fit(Task(), *(DataLoader(clouds(sizes=(0, 5, 7, 6)), batch_size=3) for _ in range(2)))
     return found
 
 
@@ -1178,6 +1179,8 @@ def test_the_largest_error_is_logged_relative_to_the_outputs_while_a_network_is_
 def test_errors_of_the_first_clouds_are_logged_in_every_second_epoch():
     found = monitored(AboutTheAxis(1.0), group=octahedral(), epochs=5, every_n_epochs=2, clouds=1)
     assert [(epoch, count) for epoch, count, _ in found] == [(0, 1), (2, 1), (4, 1)]
+    found = monitored(AboutTheAxis(1.0), group=octahedral(), epochs=6, every=2, every_n_epochs=3)
+    assert [epoch for epoch, _, _ in found] == [1, 3]  # of the validations in epochs 1, 3 and 5
 
 
 def test_outputs_of_an_undeclared_kind_are_named():

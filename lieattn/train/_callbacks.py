@@ -297,7 +297,7 @@ class EquivarianceMonitor(Callback):
     clouds, elements
         Number of clouds, and number of random elements of a Lie group.
     every_n_epochs
-        Measure in every n-th epoch only.
+        Measure in every n-th epoch only, or in the first validation after it.
     network
         Name of the attribute of the LightningModule that holds the network; ``""`` for the module itself.
     """
@@ -320,15 +320,16 @@ class EquivarianceMonitor(Callback):
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Keep clouds of the first batch."""
+        """Keep clouds of the first batch that have points."""
         if batch_idx == 0 and dataloader_idx == 0:
             if not isinstance(batch, Batch):
                 raise TypeError(f"batch: expected a torch_geometric Batch to measure on, got {type(batch).__name__}")
-            self._seen = batch.to_data_list()[: self.clouds]
+            self._seen = [cloud for cloud in batch.to_data_list() if cloud.num_nodes][: self.clouds]
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Measure the error and log it."""
-        if trainer.sanity_checking or trainer.current_epoch % self.every_n_epochs or not self._seen:
+        between = trainer.check_val_every_n_epoch or 1
+        if trainer.sanity_checking or trainer.current_epoch % self.every_n_epochs >= between or not self._seen:
             return
         network = getattr(pl_module, self.network) if self.network else pl_module
         quick: dict[str, Any] = {"rotations": 0, "permute": False, "continuity": False, "elements": self.elements}

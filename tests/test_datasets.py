@@ -694,6 +694,10 @@ class TestTransforms:
         assert len(dark.pos) == 2
         empty = Data(x=torch.zeros(3, 1), pos=torch.rand(3, 2))
         assert torch.equal(ld.DropBackground()(empty).pos, empty.pos[:1])
+        crystal = Data(x=torch.tensor([[0.0], [1.0], [1.0]]), pos=torch.rand(3, 3), num_nodes=3, mass=np.arange(3))
+        crystal.cell, crystal.pbc = torch.eye(3), torch.ones(3, dtype=torch.bool)
+        ink = ld.DropBackground()(crystal)
+        assert (ink.num_nodes, ink.mass.tolist(), ink.cell.shape, ink.pbc.shape) == (2, [1, 2], (3, 3), (3,))
 
     def test_missing_pixels(self):
         image = ld.image_to_data(np.arange(100, dtype=np.uint8).reshape(10, 10), 3)
@@ -746,6 +750,7 @@ class TestTransforms:
             (lambda: ld.DropPoints()(Batch.from_data_list([Data()])), "one cloud, got a Batch"),
             (lambda: ld.DropBackground(-1), "threshold: expected a finite number of at least 0, got -1"),
             (lambda: ld.DropBackground()(Batch.from_data_list([Data(x=torch.ones(1, 1))])), "one cloud, got a Batch"),
+            (lambda: ld.DropPoints()(Data(pos=torch.zeros(3, 3), face=torch.zeros(3, 1))), "points without faces"),
         )
     )
 

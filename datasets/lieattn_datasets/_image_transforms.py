@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data
 
 from lieattn._core.checks import check_arguments, check_counts
-from lieattn._core.values import listing_pixels
+from lieattn._core.values import attributes_of_points, listing_pixels, select_points
 from lieattn_datasets._checks import check_attribute, check_one_cloud, real_array, require
 from lieattn_datasets._images import data_to_image
 from lieattn_datasets._transforms import Configured, RandomTransform, cosine_sine
@@ -282,9 +282,14 @@ class DropPoints(RandomTransform):
 
 def _subset(data: Data, keep: Tensor) -> Data:
     """Return the points of a cloud where ``keep`` is true; the first point, if there is none."""
+    require(data.get("face") is None, "data", "points without faces, whose corners could be removed", "a face")
     if len(keep) and not bool(keep.any()):
         keep[0] = True
-    return listing_pixels(data).subgraph(keep)
+    kept = copy.copy(listing_pixels(data))
+    names, edges = attributes_of_points(kept), {name: kept[name] for name in kept.edge_attrs()}
+    select_points(kept, keep.nonzero()[:, 0], names)
+    left = Data(**edges, num_nodes=len(keep)).subgraph(keep).to_dict()
+    return kept.update({name: value for name, value in left.items() if name in kept})
 
 
 def _intensities(data: Data, transform: str) -> NDArray[np.float64]:

@@ -10,7 +10,7 @@ import yaml
 from torch_geometric.data import Data
 
 import lieattn
-from lieattn.cli import main
+from lieattn.cli import _training, main
 from lieattn.geometry import Radius
 from lieattn.groups import cyclic, tetrahedral
 from lieattn.models import (
@@ -253,6 +253,9 @@ def test_command_starts_from_files_and_checkpoints(tmp_path, capsys, monkeypatch
     assert f"training starts from the weights of {saved}; new weights: none" in capsys.readouterr().err
     trained = load_network(last)
     assert torch.equal(trained(cloud()), source.eval()(cloud()))
+    lieattn.save(source, tmp_path / "source-1.0", card=True)  # a folder, of which 1.0 is no suffix
+    _training._start_from(again := framewise(2), str(tmp_path / "source-1.0"), (), ())
+    assert torch.equal(again.eval()(cloud()), source(cloud()))
     # In the file of the training, they do not disturb other commands.
     file = Path(configuration(tmp_path, 2))
     content = yaml.safe_load(file.read_text())

@@ -441,7 +441,7 @@ def _start_from(network: torch.nn.Module, source: str | None, trust: Sequence[st
         return
     try:
         # Without a suffix it may be a misspelled name, and the error of `load` lists the names.
-        saved = source.startswith("hf:") or Path(source).suffix in ("", ".safetensors")
+        saved = source.startswith("hf:") or Path(source).is_dir() or Path(source).suffix in ("", ".safetensors")
         new = transfer_weights(network, load(source, trust) if saved else train.load_network(source, trust))
     except (OSError, ValueError) as error:
         reason = f"{source}: {error.strerror}" if isinstance(error, OSError) and error.strerror else error

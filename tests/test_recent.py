@@ -6,7 +6,7 @@ import pickle
 import torch
 from torch_geometric.data import Batch
 
-from lieattn.geometry import Radius
+from lieattn.geometry import Given, Radius
 from lieattn.groups import cyclic
 from lieattn.models import ImageTransformer
 from lieattn.models.frames._images import Recent
@@ -62,3 +62,18 @@ def test_networks_of_images_keep_geometries_of_equal_rasters_only():
         network(images)
     network.train()(images).sum().backward()  # does not meet tensors of inference
     torch.testing.assert_close(copy.deepcopy(network).eval()(images), network.eval()(images))
+
+
+def test_networks_of_images_see_new_edges_and_radii_that_become_smooth():
+    image = image_to_data(torch.rand(4, 4))
+    edges = [Radius(radius)(image.pos).edge_index for radius in (1.1, 2.1)]
+    given = ImageTransformer(cyclic(4), 1, 2, neighborhood=Given("edge_index"), channels=4, blocks=(1,)).eval()
+    few, more = (given(Batch.from_data_list([image.clone().update({"edge_index": edge})])) for edge in edges)
+    assert not torch.allclose(few, more, atol=1e-4)
+    images = Batch.from_data_list([image])
+    sizes = {"channels": 4, "blocks": (1,)}
+    smooth = ImageTransformer(cyclic(4), 1, 2, neighborhood=Radius(1.5, smooth=True), **sizes).eval()
+    network = ImageTransformer(cyclic(4), 1, 2, neighborhood=Radius(1.5), **sizes).eval()
+    network(images)
+    network.load_state_dict(smooth.state_dict())
+    torch.testing.assert_close(network(images), smooth(images))

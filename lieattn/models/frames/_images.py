@@ -17,6 +17,7 @@ from lieattn._core.contexts import transformed, without_autocast
 from lieattn.geometry import (
     AllPairs,
     Coarse,
+    Given,
     LiftedGraph,
     Neighborhood,
     PointClouds,
@@ -231,11 +232,13 @@ class ImageTransformer(LiftedNetwork):
         clouds: PointClouds = without_lattice(data, "an ImageTransformer")
         with without_autocast(clouds.device):
             recorded = clouds.pos.requires_grad or transformed() or torch.compiler.is_compiling()
-            if clouds.grid is None or recorded or clouds.sides is None:
+            of_edges = isinstance(self.neighborhood, Given) or isinstance(self.options.window, Given)
+            if clouds.grid is None or recorded or of_edges or clouds.sides is None:
                 return self._geometry(clouds)
             return self._recent.get(
                 (clouds.pos, clouds.batch, clouds.grid),
                 lambda own: self._geometry(replace(clouds, pos=own[0], batch=own[1], grid=own[2])),
+                self.neighborhood,  # weights and energies can make it smooth
             )
 
     def _geometry(self, clouds: PointClouds) -> ImageGeometry:
@@ -325,24 +328,24 @@ class Recent(Generic[T]):
 
     def __init__(self, most: int = 2) -> None:
         self.most = most
-        self._known: tuple[tuple[tuple[Tensor, ...], bool, T], ...] = ()
+        self._known: tuple[tuple[tuple[Tensor, ...], bool, object, T], ...] = ()
 
     def __reduce__(self) -> tuple[type[Recent[T]], tuple[int]]:
         return type(self), (self.most,)
 
-    def get(self, inputs: Sequence[Tensor], compute: Callable[[tuple[Tensor, ...]], T]) -> T:
-        """Return ``compute(inputs)``, or the same value as before if all inputs are equal.
+    def get(self, inputs: Sequence[Tensor], compute: Callable[[tuple[Tensor, ...]], T], of: object = None) -> T:
+        """Return ``compute(inputs)``, or the same value as before if all inputs are equal, and ``of`` is the same.
 
         The function is called with copies of the inputs, so that later changes of these do not reach its values. Values
         of inference mode, which training cannot use, are kept apart.
         """
         mode = torch.is_inference_mode_enabled()
-        for known, of_mode, value in self._known:
-            if of_mode == mode and all(map(_equal, known, inputs)):
+        for known, of_mode, before, value in self._known:
+            if of_mode == mode and before is of and all(map(_equal, known, inputs)):
                 return value
         copies = tuple(tensor.detach().clone() for tensor in inputs)
         value = compute(copies)
-        self._known = ((copies, mode, value), *self._known)[: self.most]
+        self._known = ((copies, mode, of, value), *self._known)[: self.most]
         return value
 
 

@@ -55,7 +55,7 @@ from lieattn.nn.relative import CoordinateEncoding, FiberEncoding, MLPEncoding, 
 from lieattn.ops import RelativeTerms
 from lieattn.reps import Pseudovector, SymmetricTensor, Vector
 from lieattn.spaces import Euclidean, Sphere
-from lieattn.testing import assert_equivariant
+from lieattn.testing import assert_equivariant, further_symmetries
 from tests.cases import each
 from tests.fuzz._recipes import ALIASES, C4, EDGES, GRAPH, POS, SIGNAL, entrance, gsa
 
@@ -493,6 +493,7 @@ CASES = [
         "tolerance",
         "torch.float16",
     ),
+    (lambda: further_symmetries(None, C4, zeros(6, 4, 1).half(), POS.half()), ValueError, {}, "tolerance", "float16"),
     (
         lambda: assert_equivariant(lambda x, p: x, C4, zeros(6, 4, 1), POS, elements=[]),
         ValueError,

@@ -103,13 +103,17 @@ def assert_equivariant(
     Parameters are those of :func:`equivariance_error`, whose seed is 0. The default tolerance is 1e-10 in float64 and
     1e-5 in float32. ValueError is raised for other dtypes if no tolerance is given.
     """
-    if tolerance is None and pos.dtype not in TOLERANCE:
-        raise ValueError(f"tolerance: expected one for {pos.dtype}, since only {list(TOLERANCE)} have defaults")
-    allowed = TOLERANCE[pos.dtype] if tolerance is None else tolerance
+    allowed = _allowed(tolerance, pos.dtype)
     fields = {"input_field": input_field, "output_field": output_field}
     error = equivariance_error(call, group, x, pos, elements=elements, **fields)
     if not error <= allowed:
         raise AssertionError(f"equivariance error {error:.1e} under {group.name} exceeds {allowed:.0e}")
+
+
+def _allowed(tolerance: float | None, dtype: torch.dtype) -> float:
+    if tolerance is None and dtype not in TOLERANCE:
+        raise ValueError(f"tolerance: expected one for {dtype}, since only {list(TOLERANCE)} have defaults")
+    return TOLERANCE[dtype] if tolerance is None else tolerance
 
 
 def further_symmetries(
@@ -127,7 +131,7 @@ def further_symmetries(
     equivariant (GSA-Nets, Definition 4.3); otherwise it does not see how fibers are turned against positions. ``x`` is
     a field ``[points, fiber, channels]``, and so is the output.
     """
-    allowed = TOLERANCE[pos.dtype] if tolerance is None else tolerance
+    allowed = _allowed(tolerance, pos.dtype)
     expected = call(x, pos)
     translated = [group.translate(w, expected) for w in range(group.order)]
     found = []

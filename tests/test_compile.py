@@ -28,6 +28,7 @@ from lieattn.models import (
     FramewiseTransformer,
     GSANet,
     HamiltonianDynamics,
+    ImageTransformer,
     LieTransformer,
     Lifting,
     Preprocessed,
@@ -376,6 +377,7 @@ def test_several_clouds_are_compiled_after_a_single_one(monkeypatch):
     ("change", "reason"),
     {
         "frames": "frames or coordinates depend on its points",
+        "stages": "the geometry of ImageTransformer cannot be moved with the points",
         "dropout": "compiled dropout draws other numbers",
         "wrapped": "it is no lieattn.models.Network on points, but Rescaled",
         "half": "weights are in torch.bfloat16; keep them in float32",
@@ -388,6 +390,8 @@ def test_forces_that_cannot_be_compiled_are_computed_as_usual(change, reason, mo
     if change == "frames":
         options, given = DirectionOptions(random_poses=False), {"channels": 4, "layers": 1, "pool": "sum"}
         net = DirectionConvNet(PrincipalFrames(), 2, 1, neighborhood=Radius(3.0), options=options, **given)
+    elif change == "stages":
+        net = ImageTransformer(tetrahedral(), 2, 1, neighborhood=Radius(3.0), channels=4, blocks=(1,))
     elif change == "dropout":
         net.blocks[0].dropout.p = 0.5
     elif change == "wrapped":

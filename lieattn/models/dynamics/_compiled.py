@@ -249,6 +249,8 @@ def _given(model: Any, data: Any, inputs: tuple[Tensor, ...]) -> tuple[tuple[Any
         geometry = cast(Any, model).geometry(data)
     parts = geometry if isinstance(geometry, tuple) else (geometry,)
     graphs = [part for part in parts if isinstance(part, LiftedGraph)]
+    if not graphs or not hasattr(geometry, "at"):
+        raise TypeError(f"the geometry of {type(model).__name__} cannot be moved with the points")
     few = any(graph.num_points < 2 or graph.neighbors.num_edges < 2 for graph in graphs)
     values["batch"] = graphs[0].batch
     return (None if few else (values, geometry, pos, *inputs[1:])), graphs[0].num_clouds > 1

@@ -210,6 +210,8 @@ def test_an_axis_may_be_given():
     weights = network(octahedral(), options=replace(SMALL, axis=(1, 1, 1))).state_dict()
     with pytest.raises(RuntimeError, match="axis: the weights are for"):
         network(octahedral()).load_state_dict(weights)
+    upright, other = (network(octahedral(), options=replace(SMALL, axis=(zero, 0, 1))) for zero in (0.0, -1e-9))
+    upright.load_state_dict(other.state_dict())
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,8 @@ from lieattn.models import (
     GSAOptions,
     GSAReadout,
     HamiltonianDynamics,
+    ImageOptions,
+    ImageTransformer,
     LieConvNet,
     LieTransformer,
     Lifting,
@@ -253,6 +255,10 @@ def test_arguments_without_a_representation_are_saved(tmp_path):
     lieattn.save(network, tmp_path / "network")
     again = lieattn.load(tmp_path / "network", trust=["tests"])
     assert (again.transform.factor, again.network.neighborhood.radius) == (2.0, 2.0)
+    options = ImageOptions(window=Unnamed(2.0))
+    image = ImageTransformer(cyclic(4), neighborhood=Radius(1.5), channels=4, blocks=(1,), options=options)
+    lieattn.save(image, tmp_path / "image")
+    assert lieattn.load(tmp_path / "image", trust=["tests"]).options.window.radius == 2.0
     lieattn.save(Preprocessed(small(), Standardize(torch.ones(1), torch.ones(1))), tmp_path / "standardized")
     assert lieattn.load(tmp_path / "standardized").transform.mean == 1  # no trust is needed for a transform of ours
     network.transform = repr

@@ -31,6 +31,7 @@ from lieattn.models._base.inputs import PointInputs, VectorEmbedding, VectorInpu
 from lieattn.models._base.lifted import LiftedNetwork, without_lattice
 from lieattn.models._base.network import GroupField, OutputKind, PointOutputs
 from lieattn.models._base.symmetry import JUMPS_OF_POOLINGS, Symmetry, jumps_of_neighbors, of_squares
+from lieattn.models._base.tied import tied_repr
 from lieattn.models.frames._framewise import FramewiseHead
 from lieattn.nn import FieldBatchNorm, FramewiseBlock, GroupConvolution, GroupLinear, Pooling
 from lieattn.nn.relative import BumpKernel, RotaryPhases
@@ -212,7 +213,8 @@ class ImageTransformer(LiftedNetwork):
         width = widths[0] if pool == "none" else widths[-1]
         self.norm = FieldBatchNorm(width)
         self.head = FramewiseHead(width, out_channels, group.dim, PointOutputs(kind, pool), group, "max")
-        self.tied = {"window": repr(options.window), "length": repr(float(self.length)), "reduction": options.reduction}
+        self.tied = {"window": tied_repr(options.window), "reduction": options.reduction}
+        self.tied["length"] = repr(float(self.length))
 
     @property
     def symmetry(self) -> Symmetry:

@@ -80,6 +80,15 @@ def test_all_weights_but_those_of_other_outputs_are_copied(name):
     assert transfer_weights(source, copy.deepcopy(source)) == ()
 
 
+@pytest.mark.parametrize("name", [name for name in BY_OUTPUTS if name != "SE3"])
+def test_another_head_may_be_replaced_again(name, tmp_path):
+    once = BY_OUTPUTS[name](2).with_head(VectorHead(2))
+    assert once.with_head(VectorHead(2)).state_dict().keys() == once.state_dict().keys()
+    model = FieldModel(once, VectorHead(2))
+    lieattn.save(model, tmp_path / "model")
+    assert lieattn.load(tmp_path / "model").state_dict().keys() == model.state_dict().keys()
+
+
 def test_modules_around_a_network_are_neither_compared_nor_copied():
     source = Preprocessed(Rescaled(randomize(framewise()), {"y": 7.0}), lambda data: data)
     network = EnergyForces(framewise())

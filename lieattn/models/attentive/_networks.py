@@ -118,7 +118,7 @@ class AttentiveNetwork(ShowsAttention, ImageNetwork):
         """Return this network with another head in place of its last layers; all other weights are shared."""
         other = super().with_head(head)
         for name in self.own_readout:
-            other._modules.pop(name)
+            other._modules.pop(name, None)  # it may already have another head
         return other
 
     @in_precision_of_weights
@@ -213,7 +213,7 @@ class AttentiveCNN(AttentiveNetwork):
     def with_head(self, head: nn.Module) -> Self:
         """Return this network with another head in place of its last layer; all other weights are shared."""
         other = super().with_head(head)
-        other.layers = self.layers[:-1]
+        other.layers = self.layers[: len(self.norms)]
         return other
 
     def fields(self, images: Any, vectors: Tensor | None = None) -> list[Tensor]:

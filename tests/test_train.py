@@ -872,6 +872,34 @@ def test_the_comparison_sees_the_noise(tmp_path):
     assert not torch.equal(one.network.mlp[0].weight, other.network.mlp[0].weight)
 
 
+class Order(Callback):
+    """Records the positions of the batches."""
+
+    def __init__(self) -> None:
+        self.seen = []
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+        self.seen.append(batch.pos)
+
+
+def test_the_order_is_that_of_new_data_after_a_continued_run(tmp_path):
+    """Its epochs may have had another number of batches."""
+
+    def train(data: PointSetData, order: Order, path: Path | None = None, **options) -> None:
+        last = LastCheckpoint(str(tmp_path))
+        options |= {"callbacks": [order, last], "enable_checkpointing": True, "default_root_dir": tmp_path}
+        quiet_trainer(**options).fit(PointSetClassifier(ToyNetwork(cyclic(4)), classes=2), data, ckpt_path=path)
+
+    used, new = (PointSetData(ToyClouds(), ToyClouds(4), batch_size=BATCH, seed=2) for _ in range(2))
+    train(used, Order(), max_epochs=3, limit_train_batches=2)
+    train(used, Order(), tmp_path / "last.ckpt", max_epochs=4)
+    orders = Order(), Order()
+    for data, order in zip((used, new), orders, strict=True):
+        train(data, order, max_epochs=3)
+    assert len(orders[0].seen) == 3 * ITEMS // BATCH
+    assert all(map(torch.equal, *(order.seen for order in orders)))
+
+
 def test_middle_of_an_epoch_needs_the_same_batches(tmp_path):
     with pytest.raises(Crash):
         fit(tmp_path, crash=7)

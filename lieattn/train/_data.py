@@ -336,6 +336,8 @@ class PointSetData(LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Raise UsageError if a set cannot be trained on, before the first validation, which comes before training."""
+        if stage == "fit" and self.trainer is not None and self.trainer.fit_loop.total_batch_idx < 0:
+            self._start = (0, 0, 0)  # it may be that of an earlier training, which was continued
         for name in ("train", "val") if stage == "fit" else ():
             if name == "train" or self.sets[name] is not None:
                 self.items_of(name)

@@ -9,6 +9,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
 
 import lieattn_datasets as ld
+from lieattn.transforms import RadiusGraph
 from lieattn_datasets import _nbody, _splits, _transforms
 
 
@@ -378,6 +379,16 @@ class TestMotions:
         torch.testing.assert_close(moved.dipole, data.dipole @ rotation.T.float())
         torch.testing.assert_close(moved.pos, data.pos @ rotation.T.float() + torch.tensor([1.0, 2, 3]))
         assert "shift=[1.0, 2.0, 3.0]" in repr(ld.TransformFields(np.eye(3), [1, 2, 3]))
+
+    def test_edges_of_a_crystal_turn_with_it(self):
+        graph = RadiusGraph(0.9, displacements=True)
+        made = graph(Data(pos=torch.rand(4, 3), cell=torch.eye(3)[None], pbc=torch.ones(1, 3, dtype=torch.bool)))
+        turn = ld.TransformFields(_transforms.rotation_matrix([1.0, -2, 0.5, 3]), [1, 2, 3], vectors=("pos", "cell"))
+        turned = turn(made)
+        for name, vectors in graph(turned).to_dict().items():
+            torch.testing.assert_close(turned[name], vectors)
+        made.edge_shift = torch.ones(5, 3, dtype=torch.int64)  # numbers of cells, as in other packages
+        assert torch.equal(turn(made).edge_shift, made.edge_shift)
 
     def test_default_names_are_those_of_all_data_sets(self):
         """Vectors that the default does not name stay where they are, such as the ground of the Earth under winds."""

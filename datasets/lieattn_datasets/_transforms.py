@@ -26,6 +26,7 @@ VECTORS = (
     *("wind", "east", "sun", "sun_change", "interpolated"),
 )
 TENSORS = ("polarizability", "quadrupole", "stress", "virial")
+_OF_EDGES = ("edge_vec", "edge_shift")  # those of lieattn.transforms, if floating: integers count cells elsewhere
 
 _QUARTER_TURN_TOLERANCE = 1e-12
 
@@ -190,8 +191,9 @@ class RandomScalePoints(RandomTransform):
 class TransformFields(Configured):
     """Multiply positions, vectors and tensors of a cloud by an orthogonal matrix R, and shift the positions.
 
-    ``pos`` becomes ``R pos + shift``, vectors become ``R v``, tensors of rank two ``R T R^T``, and ``rotation``, the
-    pose ``[1, dim, dim]`` of clouds that are already rotated, ``R rotation``. All other attributes stay the same.
+    ``pos`` becomes ``R pos + shift``, vectors, and always ``edge_vec`` and ``edge_shift``, become ``R v``, tensors of
+    rank two ``R T R^T``, and ``rotation``, the pose ``[1, dim, dim]`` of clouds that are already rotated,
+    ``R rotation``. All other attributes stay the same.
     (:class:`~lieattn_datasets.TransformPoints` moves only positions, so that forces or velocities no longer match.)
     The result is computed in float64. The transform accepts a ``Data`` or a ``Batch``.
 
@@ -232,12 +234,14 @@ class TransformFields(Configured):
         check_arguments(TransformFields.__call__, locals())
         moved = copy.copy(data)
         dim = len(self.matrix)
-        for name in ("pos", *self.vectors, *self.tensors, "rotation"):
+        of_edges = (name for name in _OF_EDGES if isinstance(data.get(name), Tensor))
+        vectors = (*self.vectors, *(name for name in of_edges if data[name].is_floating_point()))
+        for name in ("pos", *vectors, *self.tensors, "rotation"):
             if name == "pos" or data.get(name) is not None:
                 check_attribute(data, name, floating=True)
         matrix = self.matrix.to(data.pos.device)
         moved.pos = self._turn("pos", data.pos, matrix, self.shift.to(data.pos.device))
-        for name in self.vectors:
+        for name in vectors:
             if name != "pos" and data.get(name) is not None:
                 moved[name] = self._turn(name, data[name], matrix)
         for name in (*self.tensors, "rotation"):

@@ -112,6 +112,11 @@ class TestMolecules:
         assert data.charge.tolist() == [1, -1]
         assert data.charge.dtype == torch.int64
 
+    @pytest.mark.parametrize("count", [0, 1])
+    def test_no_atoms(self, count):
+        empty = ld.Molecules(np.arange(0), np.ones((0, 3)), [0] * (count + 1), np.ones((count, 1)), ["e"], ["eV"])
+        assert [(data.pos.shape, data.y.tolist()) for data in empty] == [((0, 3), [[1.0]])] * count
+
     def test_statistics_are_those_of_the_view(self):
         molecules, (*_, y) = self.build()
         view = molecules.subset([1, 4, 6])

@@ -82,7 +82,7 @@ def dtype_of_places(pos: NDArray[Any], size: ArrayLike) -> type[np.floating[Any]
     These are given in float64, and far from the origin. Networks that are invariant to translations round them around
     the origin, so that displacements keep their digits, and other networks still see the places.
     """
-    steps = np.abs(pos).reshape(len(pos), -1).max(axis=1, initial=0.0) * np.finfo(np.float32).eps
+    steps = np.abs(pos).max(axis=tuple(range(1, pos.ndim)), initial=0.0) * np.finfo(np.float32).eps
     lost = (steps > 1e-5 * np.asarray(size)) & (np.asarray(size) > 0)
     return np.float64 if pos.dtype.itemsize > 4 and lost.any() else np.float32
 

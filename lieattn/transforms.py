@@ -74,7 +74,7 @@ def from_offsets(item: Mapping[str, Any]) -> Batch:
     TypeError
         If ``coord`` or ``offset`` is absent or no tensor of these dtypes.
     ValueError
-        If the offsets descend, are negative, or do not end with the number of points.
+        If the offsets descend, are negative, or do not end with the number of points; or if labels are no integers.
 
     Examples
     --------
@@ -102,6 +102,8 @@ def from_offsets(item: Mapping[str, Any]) -> Batch:
     if labels is not None:
         check_is("item: labels", labels, Tensor)
         batch.y = labels.long()
+        if not torch.equal(batch.y.to(labels.dtype), labels):
+            raise ValueError(f"item: labels: expected integers, the classes, got {shown(labels.tolist())}")
         if (batch.y < 0).any():
             batch.mask = batch.y >= 0
     return batch

@@ -316,6 +316,7 @@ CASES = [
     (lambda: transforms.from_offsets(OFFSETS | {"offset": torch.tensor([2, 5])}), ValueError, {}, "offset", "[2, 5]"),
     (lambda: transforms.from_offsets(OFFSETS | {"offset": torch.tensor([6, 4, 6])}), ValueError, {}, "offset", "[6, 4"),
     (lambda: transforms.from_offsets(OFFSETS | {"offset": POS[0]}), TypeError, {}, "offset", "float32"),
+    (lambda: transforms.from_offsets(OFFSETS | {"label": torch.tensor([1, 0.5])}), ValueError, {}, "labels", "0.5"),
     (lambda: transforms.from_offsets({"pos": POS}), TypeError, {}, "coord", "NoneType"),
     (lambda: transforms.RadiusGraph(1.0)(Data()), TypeError, {}, "data.pos", "Data"),
     ("geometry.Piece.rows", TypeError, {"found": [None]}),

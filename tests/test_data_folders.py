@@ -79,6 +79,15 @@ class TestImageFolder:
         assert [part.labels.bincount().tolist() for part in parts] == [[4, 4], [1, 1], [2, 2]]
         assert parts[0].classes == ("cat", "dog")
 
+    def test_a_class_with_the_name_of_a_split(self, tmp_path):
+        for part in ("train", "test"):
+            write_images(tmp_path / part, count=2)
+            (tmp_path / part / "cat").rename(tmp_path / part / "train")
+        for part in ("train", "test"):
+            images = ld.ImageFolder(tmp_path, part)
+            assert (images.classes, images.labels.tolist()) == (("dog", "train"), [0, 0, 1, 1])
+            assert {Path(file).parts[-3] for file in images.files} == {part}
+
     def test_files_of_the_items(self, tmp_path):
         arrays = write_images(tmp_path)
         for split in SPLITS:

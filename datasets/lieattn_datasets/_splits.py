@@ -20,6 +20,7 @@ SplitOrAll = Literal["train", "valid", "test", "all"]
 SPLITS: tuple[str, ...] = get_args(Split)
 FOLDERS = {"train": "train", "val": "valid", "valid": "valid", "validation": "valid", "test": "test"}
 
+_AT = (-2, -3)  # of paths CLASS/train/* and train/CLASS/*, where the folder of the split is
 _SEED = 2024
 
 
@@ -59,9 +60,10 @@ def split_folders(files: Sequence[PurePosixPath]) -> dict[PurePosixPath, tuple[P
     tops = {file.parts[0].lower() for file in files if len(file.parts) == 2}
     if "train" in tops and tops <= FOLDERS.keys() and all(len(file.parts) == 2 for file in files):
         return {file: (PurePosixPath(file.name), FOLDERS[file.parts[0].lower()]) for file in files}
-    for place in (-2, -3):
-        inside = {file: file.parts[place] for file in files if len(file.parts) > 2}
-        found = {file: name for file, name in inside.items() if name.lower() in FOLDERS}
+    deep = [file for file in files if len(file.parts) > 2]
+    named = {place: {file: file.parts[place] for file in deep if file.parts[place].lower() in FOLDERS} for place in _AT}
+    for place in sorted(_AT, key=lambda place: len(named[place]) < len(files)):  # a class may be called train
+        found = named[place]
         if len(found) < len(files):
             found = {file: name for file, name in found.items() if name in FOLDERS}
         if found:

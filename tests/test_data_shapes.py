@@ -661,6 +661,14 @@ class TestScans:
         with pytest.raises(ValueError, match=r"got none \(its name may also be class"):
             ld.MeshFolder(tmp_path, points=4, labels=["floor", "wall"])
 
+    @pytest.mark.parametrize("columns", ["x y z label class", "x y z classification scalar_Label"])
+    def test_label_is_read_rather_than_other_names_of_it(self, tmp_path, columns):
+        rows = [" ".join(f"{n if 'label' in name.lower() else 7 * n}" for name in columns.split()) for n in range(2)]
+        table = "\n".join([columns, *rows])
+        self.write(tmp_path, table.encode(), "xyz", ["0"])
+        data = ld.MeshFolder(tmp_path, points=2, labels=["floor", "wall"], shares=(1.0, 0.0))[0]
+        assert sorted(data.y.tolist()) == [0, 1]
+
     def test_texts_beside_meshes_are_no_scans(self, tmp_path):
         self.write(tmp_path, b"Read me first.", "txt", ["a/0"])
         self.write(tmp_path, off(), "off", ["a/1"])

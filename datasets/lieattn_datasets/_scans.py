@@ -147,7 +147,8 @@ def _table(lines: Sequence[bytes]) -> NDArray[np.float64]:
 def _checked(found: Mapping[str, NDArray[Any]]) -> Columns:
     """Return the known columns of points with a finite position, in the units of :func:`read_scan`."""
     plain = {re.sub("^(scalar|diffuse)_", "", name.lower()): values for name, values in found.items()}
-    known = {_OTHER_NAMES.get(name, name): values for name, values in plain.items()}
+    first = sorted(plain, key=lambda name: name not in _OTHER_NAMES)  # so that label replaces class, if both are there
+    known = {_OTHER_NAMES.get(name, name): plain[name] for name in first}
     if not {*POSITION} <= {*known}:
         raise ValueError(f"expected columns x, y and z, got {', '.join(found) or 'none'}")
     seen = np.isfinite([known[axis].astype(np.float64) for axis in POSITION]).all(axis=0)

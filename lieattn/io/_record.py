@@ -351,7 +351,8 @@ class TiedWeights(KeptTables):
 
 
 def _plain_texts(tied_to: Mapping[str, str]) -> dict[str, str]:
-    return {name: plain_text(text) for name, text in tied_to.items()}
+    # The sign of a zero depends on the processor.
+    return {name: plain_text(text).replace("-0.000000", "0.000000") for name, text in tied_to.items()}
 
 
 def first_fault(error: Exception) -> str:

@@ -174,7 +174,7 @@ class DirectionConvNet(FrameNetwork):
         orbit = places, directions = _orbit(chosen.group, axis)
         sizes: dict[str, Any] = {"channels": channels, "vector_inputs": vector_inputs, "along": 1}
         super().__init__(chosen, in_channels, neighborhood, options, partial(_ZonalEdges, directions), **sizes)
-        self.tied = {**self.tied, "axis": ", ".join(f"{number:z.6f}" for number in axis.tolist())}
+        self.tied = {**self.tied, "axis": ", ".join(f"{number:.6f}" for number in axis.tolist())}
         self.axis, preserving = axis, chosen.group.elements[places == places[chosen.group.identity_index]]
         for name, rep in self.field_inputs.items():
             if rep.matrix(preserving).mean(dim=0).trace() < 0.5:

@@ -138,7 +138,7 @@ def _check_gradients(stored, meta, layer, padded, graph, x):
 
 def check_block(arrays, meta):
     padded = Padded(arrays["mask"])
-    graph = padded.graph(arrays["pair"])
+    graph = padded.graph(arrays["pair"], arrays.get("neighbour_index"))
     attention = attention_layer(arrays, meta)
     block = LieBlock(
         attention, attention.in_channels, norm=meta["block_norm"], activation=meta["activation"], eps=meta["norm_eps"]

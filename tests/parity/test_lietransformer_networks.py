@@ -239,6 +239,21 @@ def test_networks_like_the_goldens(name, tmp_path):
         lietransformer.check(write(tmp_path / "file.npz", arrays, meta))
 
 
+@pytest.mark.parametrize("normalisation", ["softmax", "mean", "exp_mean"])
+def test_blocks_with_chosen_neighbors(normalisation, tmp_path):
+    """The attention of a block has the neighbors of the file, as that of a file of one layer has."""
+    arrays, meta = model_case("T3", normalisation=normalisation, layers=1)
+    order = np.random.default_rng(6).random((CLOUDS, POINTS, POINTS)) - np.eye(POINTS)  # each point has itself
+    arrays["neighbour_index"] = order.argsort(axis=2)[..., :2]
+    arrays["features"] = affine(arrays, "embed", arrays["features"])
+    arrays["out"] = blocks_of(arrays, meta, arrays["features"], arrays["pair"])[0]
+    arrays = {name.removeprefix("block0."): array for name, array in arrays.items() if not name.startswith("block1.")}
+    meta["kind"] = "block"
+    lietransformer.check(write(tmp_path / "file.npz", arrays, meta))
+    with pytest.raises(AssertionError, match="out: error"):
+        lietransformer.check(write(tmp_path / "file.npz", {**arrays, "out": arrays["out"] + 1e-7}, meta))
+
+
 # --- dynamics -------------------------------------------------------------------------------------------------------
 
 
